@@ -14,7 +14,7 @@ from math import prod
 
 from baregrad.dtypes import dtypes
 from baregrad.graph.affine_index import affine_index_of
-from baregrad.graph.radix import sorted_by_digits, sums_before
+from baregrad.graph.radix import sorted_by_digits
 from baregrad.graph.scatters import (
     cost_in_any_order,
     cost_of_atomics,
@@ -259,7 +259,7 @@ def _by_rows(node: Node, rows: _Rows) -> Node:
     writes = _sorted_writes(_keys(node, rows, count), count, total)
     if total < count and beside == [base.shape[axis] for axis in rows.beside]:
         return _by_row(node, rows, in_memory(flat), writes, total)
-    return _by_run(node, rows, flat, _runs(writes, count))
+    return _by_run(node, rows, flat, writes)
 
 
 def _flat(node: Node, rows: _Rows) -> Node:
@@ -296,7 +296,12 @@ def _by_row(node: Node, rows: _Rows, values: Node, writes: _Writes, total: int) 
     if node.arg.monoid is None:
         found = _rows(values, _taken(writes.order, _before(last)))
     else:
-        found = _sums_of_rows(node, values, writes.order, first, last)
+        # Of every `STEPS`-th write, where the run that it is of begins and how long it is.
+        row = cast(_every(writes.row), dtypes.int32)
+        begin = _taken(starts, row)
+        longest = alu(Ops.SUB, _taken(starts, _after(row)), begin)
+        runs = _Runs(first, alu(Ops.SUB, last, first), begin, longest)
+        found = _sums(node, values, writes.order, runs)
     written = alu(Ops.CMPLT, first, last)
     written = _placed(node, rows, written, tuple(1 for _ in beside))
     found = _placed(node, rows, found, tuple(beside))
@@ -305,71 +310,31 @@ def _by_row(node: Node, rows: _Rows, values: Node, writes: _Writes, total: int) 
     return alu(Ops.WHERE, written, found, base)
 
 
-def _sums_of_rows(node: Node, values: Node, order: Node, first: Node, last: Node) -> Node:
-    """The sum of each row's values, those of `order` from `first` to `last`.
-
-    While rows may be long they are cut into parts of `STEPS`, counted from their own begin; the
-    parts of all rows lie one behind the other, so that a thread has each.
-    """
-    (rows,) = first.shape
-    count, longest = values.shape[0], values.shape[0]
-    found: Node | None = order
-    for table in _tables_of_parts(alu(Ops.SUB, last, first), longest):
-        begins, ends = cut(table, 0, 0, rows), cut(table, 0, 1, rows + 1)
-        count = rows + count // STEPS
-        own = counting((count,), 0, table.dtype)
-        after = alu(Ops.ADD, own, _like(1, own))
-        row = stored(lower_bound((ends,), (after,), _zeros(count), rows))
-        # Those behind all parts are as the last, but for their begin: that is behind its end.
-        row = alu(Ops.MIN, row, _like(rows - 1, row))
-        place = alu(Ops.SUB, own, _taken(begins, row))
-        start = alu(Ops.ADD, _taken(first, row), alu(Ops.MUL, place, _like(STEPS, place)))
-        length = alu(Ops.MIN, alu(Ops.SUB, _taken(last, row), start), _like(STEPS, start))
-        values = stored(_stretches(node, values, found, start, length, STEPS))
-        first, last, found = begins, ends, None
-        longest = -(-longest // STEPS)
-    return _stretches(node, values, found, first, alu(Ops.SUB, last, first), longest)
-
-
-def _tables_of_parts(length: Node, longest: int) -> list[Node]:
-    """Where the parts of each row begin among those of all rows, and the end of all.
-
-    For rows of some lengths, of which no one is beyond `longest`; then for rows of as many values
-    as there were parts, and so on until no row has more than one part.
-    """
-    (rows,) = length.shape
-    found = []
-    while longest > STEPS:
-        filled = alu(Ops.ADD, length, _like(STEPS - 1, length))
-        length = alu(Ops.FLOORDIV, filled, _like(STEPS, filled))
-        longer = lengthened(length, 0, rows + 1, const(0, length.dtype))
-        found.append(reshape(sums_before(reshape(longer, (1, rows + 1))), (rows + 1,)))
-        longest = -(-longest // STEPS)
-    return found
-
-
-def _stretches(
-    node: Node, values: Node, order: Node | None, start: Node, length: Node, steps: int
-) -> Node:
-    """Sums of neighbouring values, or of those that `order` says, `length` from `start` on.
-
-    steps: the most that there are.
-    """
-    (count,) = start.shape
-    _, *beside = values.shape
-    shape = (count, steps, *beside)
-    own = expand(reshape(start, (count, 1, *(1 for _ in beside))), shape)
-    return _ending(node, values, order, alu(Ops.ADD, own, counting(shape, 1, own.dtype)), length)
-
-
-def _by_run(node: Node, rows: _Rows, flat: Node, run: _Runs) -> Node:
+def _by_run(node: Node, rows: _Rows, flat: Node, writes: _Writes) -> Node:
     """What each run of writes comes to, written once, by the first or last write of it."""
     count = flat.shape[0]
+    words, row = writes.words, writes.row
+    own = counting((count,), 0, dtypes.int32)
     if node.arg.monoid is None:
-        writes = alu(Ops.CMPEQ, counting((count,), 0, run.end.dtype), _before(run.end))
-        return _by_write(node, rows, _rows(flat, run.order), run.row, writes)
-    writes = alu(Ops.CMPEQ, counting((count,), 0, run.begin.dtype), run.begin)
-    return _by_write(node, rows, _sums(node, in_memory(flat), run), run.row, writes)
+        # A place behind all has no row, which is as well not that of the last one.
+        after = alu(Ops.CMPEQ, _taken(row, _after(own)), row)
+        inside = alu(Ops.CMPLT, _after(own), _like(count, own))
+        ends = alu(Ops.CMPEQ, alu(Ops.AND, after, inside), _like(False, after))
+        return _by_write(node, rows, _rows(flat, writes.order), cast(row, dtypes.int64), ends)
+    before = alu(Ops.CMPEQ, _taken(row, _before(own)), row)
+    inside = alu(Ops.CMPLT, _like(0, own), own)
+    begins = alu(Ops.CMPEQ, alu(Ops.AND, before, inside), _like(False, before))
+    bits = _like(writes.bits, words)
+    wanted = alu(Ops.SHL, _after(row), bits)
+    length = alu(Ops.SUB, lower_bound((words,), (wanted,), _zeros(count), count), own)
+    length = stored(alu(Ops.WHERE, begins, length, _zeros(count)))
+    mine = _every(row)
+    wanted = alu(Ops.SHL, mine, _like(writes.bits, mine))
+    begin = stored(lower_bound((words,), (wanted,), _zeros(mine.shape[0]), count))
+    runs = _Runs(own, length, begin, _taken(length, begin))
+    found = _sums(node, in_memory(flat), writes.order, runs)
+    writes_it = alu(Ops.CMPLT, _zeros(count), length)
+    return _by_write(node, rows, found, cast(row, dtypes.int64), writes_it)
 
 
 def _by_write(node: Node, rows: _Rows, value: Node, row: Node, writes: Node) -> Node:
@@ -402,7 +367,11 @@ def _by_write(node: Node, rows: _Rows, value: Node, row: Node, writes: Node) -> 
 
 
 def _before(place: Node) -> Node:
-    return alu(Ops.SUB, place, full(const(1, place.dtype), place.shape))
+    return alu(Ops.SUB, place, _like(1, place))
+
+
+def _after(place: Node) -> Node:
+    return alu(Ops.ADD, place, _like(1, place))
 
 
 # --- runs of writes to one row ------------------------------------------------------------------
@@ -417,17 +386,30 @@ class _Writes:
 
     words: Node
     bits: int
-    order: Node
+
+    @property
+    def order(self) -> Node:
+        """Which write each was."""
+        low = alu(Ops.AND, self.words, _like((1 << self.bits) - 1, self.words))
+        return cast(low, dtypes.int32)
+
+    @property
+    def row(self) -> Node:
+        """The row of each, in the words' dtype."""
+        return alu(Ops.SHR, self.words, _like(self.bits, self.words))
 
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """Writes in the order of their rows: of each its row, which it was, and where its run lies."""
+    """Runs of writes in order: where each begins, and how many it has, 0 for none.
 
-    row: Node
-    order: Node
+    `around` and `length_around` are those of the run that every `STEPS`-th write is of.
+    """
+
     begin: Node
-    end: Node
+    length: Node
+    around: Node
+    length_around: Node
 
 
 def _keys(node: Node, rows: _Rows, count: int) -> Node:
@@ -463,22 +445,7 @@ def _sorted_writes(row: Node, count: int, total: int) -> _Writes:
         words = sorted_by_digits(packed, bits, total + 1)
     else:
         (words,) = sorted_by_places((packed,))
-    words = in_memory(words)
-    low = alu(Ops.AND, words, _like((1 << bits) - 1, words))
-    return _Writes(words, bits, cast(low, dtypes.int32))
-
-
-def _runs(writes: _Writes, count: int) -> _Runs:
-    words = writes.words
-    bits = _like(writes.bits, words)
-    row = alu(Ops.SHR, words, bits)
-    after = alu(Ops.ADD, row, _like(1, row))
-    begin, end = (
-        stored(lower_bound((words,), (alu(Ops.SHL, one, bits),), _zeros(count), count))
-        for one in (row, after)
-    )
-    # What lies nowhere is behind the last row, and is written nowhere again.
-    return _Runs(cast(row, dtypes.int64), stored(writes.order), begin, end)
+    return _Writes(in_memory(words), bits)
 
 
 def _zeros(count: int) -> Node:
@@ -502,41 +469,75 @@ def _rows(values: Node, order: Node) -> Node:
     return Node(Ops.GATHER, values.dtype, (values, *places), True)
 
 
-def _sums(node: Node, values: Node, run: _Runs) -> Node:
-    """The sum of each run's rows, where the run begins."""
-    count = values.shape[0]
-    # Parts of one length whatever there is: further levels add nothing to a shorter run.
-    stride = STEPS
-    values = _parts(node, values, run.order, run, 1)
-    while stride < count:
-        values = _parts(node, stored(values), None, run, stride)
-        stride *= STEPS
-    return values
+def _every(line: Node) -> Node:
+    """Every `STEPS`-th element of an array of one axis, from the first on."""
+    (count,) = line.shape
+    few = counting((-(-count // STEPS),), 0, dtypes.int32)
+    return _taken(line, alu(Ops.MUL, few, _like(STEPS, few)))
 
 
-def _parts(node: Node, values: Node, order: Node | None, run: _Runs, stride: int) -> Node:
-    """Sums of `STEPS` rows, each `stride` behind the one before, as far as a run goes.
+def _sums(node: Node, values: Node, order: Node, runs: _Runs) -> Node:
+    """The sum of each run's values, those of `order` where it lies.
 
-    Those that begin at multiples of stride*STEPS, counted in their run; others are of nothing.
-    order: the rows' places in `values`, where they do not lie in order yet.
+    Up to `STEPS` are added up where the sum is made. Further parts of as many, counted from the
+    run's begin, are stored before: each at its place by `STEPS`, which no other part has, since a
+    run that has parts begins as far before the first one. So parts of a run are neighbours, and are
+    added up likewise, of parts of them if they are many.
     """
-    count, *beside = values.shape
-    dtype = run.begin.dtype
+    count = values.shape[0]
+    begin, length, around, longest = runs.begin, runs.length, runs.around, runs.length_around
+    total = _stretches(node, values, order, begin, _at_most(length))
+    while count > STEPS:
+        own = counting((-(-count // STEPS),), 0, begin.dtype)
+        own = alu(Ops.MUL, own, _like(STEPS, own))
+        # The first of the run's parts that begins here or behind.
+        part = _over(alu(Ops.SUB, own, around))
+        done = alu(Ops.MUL, part, _like(STEPS, part))
+        left = alu(Ops.SUB, longest, done)
+        none = alu(Ops.CMPEQ, part, _like(0, part))
+        left = alu(Ops.WHERE, none, _like(0, left), _at_most(left))
+        start = alu(Ops.ADD, around, done)
+        values, order = stored(_stretches(node, values, order, start, left)), None
+        begin, length = _parts(begin, length)
+        around, longest = _parts(around, longest)
+        total = alu(Ops.ADD, total, _stretches(node, values, None, begin, _at_most(length)))
+        count = values.shape[0]
+        if count > STEPS:
+            around, longest = stored(_every(around)), stored(_every(longest))
+    return total
 
-    def number(value: int, shape: tuple[int, ...] = (count,)) -> Node:
-        return full(const(value, dtype), shape)
 
-    own = counting((count,), 0, dtype)
-    inside = alu(Ops.AND, alu(Ops.SUB, own, run.begin), number(stride * STEPS - 1))
-    begins = alu(Ops.CMPEQ, inside, number(0))
-    left = alu(Ops.SUB, alu(Ops.ADD, run.end, number(stride - 1)), own)
-    left = alu(Ops.SHR, left, number(stride.bit_length() - 1))
-    left = alu(Ops.MIN, left, number(STEPS))
-    length = stored(alu(Ops.WHERE, begins, left, number(0)))
+def _parts(begin: Node, length: Node) -> tuple[Node, Node]:
+    """Where the parts behind the first one of each run lie, and how many they are."""
+    behind = alu(Ops.ADD, _shifted(begin), _like(1, begin))
+    return behind, alu(Ops.MAX, _before(_over(length)), _like(0, length))
+
+
+def _at_most(length: Node) -> Node:
+    return alu(Ops.MAX, alu(Ops.MIN, length, _like(STEPS, length)), _like(0, length))
+
+
+def _over(length: Node) -> Node:
+    """How many times `STEPS` it takes."""
+    return _shifted(alu(Ops.ADD, length, _like(STEPS - 1, length)))
+
+
+def _shifted(place: Node) -> Node:
+    return alu(Ops.SHR, place, _like(STEPS.bit_length() - 1, place))
+
+
+def _stretches(
+    node: Node, values: Node, order: Node | None, start: Node, length: Node
+) -> Node:
+    """Sums of neighbouring values, or of those that `order` says, `length` from `start` on.
+
+    There are `STEPS` of them at most.
+    """
+    (count,) = start.shape
+    _, *beside = values.shape
     shape = (count, STEPS, *beside)
-    at = expand(reshape(own, (count, 1, *(1 for _ in beside))), shape)
-    at = alu(Ops.ADD, at, alu(Ops.MUL, counting(shape, 1, dtype), number(stride, shape)))
-    return _ending(node, values, order, at, length)
+    own = expand(reshape(start, (count, 1, *(1 for _ in beside))), shape)
+    return _ending(node, values, order, alu(Ops.ADD, own, counting(shape, 1, own.dtype)), length)
 
 
 def _ending(node: Node, values: Node, order: Node | None, at: Node, length: Node) -> Node:

@@ -220,8 +220,8 @@ def _sums_by_greatest(node: Node) -> Node:
     """A scatter that adds up float32, of so many sums that each is to be one integer.
 
     The exponent of the greatest addend of each sum is found first. All its addends are multiples of
-    a power of two relative to that one, rounded where they have bits below it: what is lost by it is
-    less than what one addition of floats loses, unless millions of addends are.
+    a power of two relative to that one, rounded where they have bits below it. What is lost is less
+    than what one addition of floats loses, unless there are millions of addends.
     """
     base, values, *places = node.src
     number = _parts_of(values)

@@ -302,13 +302,14 @@ def test_threads_add_no_more_rows_than_their_runs_have(
     shape = (8192, beside)
     line = nodes.reshape(argument(2, dtypes.int64, 8192), (8192, 1))
     monkeypatch.undo()  # the sizes are those that users have
+    monkeypatch.setattr(scatter_rows, "_is_sooner", lambda *_: False)
     places = (nodes.broadcast(line, shape), nodes.iota_along(shape, 1))
     base = nodes.full(0, (50304, beside), F32)
     how = Scatter(primitive(Ops.ADD, F32))
     node = Node(Ops.SCATTER, F32, (base, argument(1, F32, *shape), *places), how)
     sink = canonicalise(Node(Ops.SINK, dtypes.token, (node,)), None, HOPPER)
     plan = make_plan(sink, donate={}, target=HOPPER)
-    assert len(plan.kernels) <= 12
+    assert len(plan.kernels) <= 9
     compiler = Compiler(HOPPER, render.get("ptx"), None, None)
     bounded = 0
     for kernel in plan.kernels:

@@ -2,7 +2,8 @@
 
 A thread that adds up the rows of its own run has a loop over as many as there may be, in which a
 condition says how many there are. In the code of one thread that is the loop's bound: the number
-was read before, and other threads have bounds of their own.
+was read before, and other threads have bounds of their own. Several sums in one loop end it where the
+last of them does.
 """
 
 from __future__ import annotations
@@ -36,18 +37,38 @@ def _visit(node: Node) -> Node | None:
     extent = extent_of(axis)
     if not isinstance(extent, int) or axis.arg.bind != "loop":
         return None
+    ends = []
+    statements = body.src if body.op is Ops.SEQ else (body,)
+    written = frozenset([one.src[0] for one in statements if one.op is Ops.STORE])
+    for one in statements:
+        found = _end_of(one, axis, written)
+        if found is None:
+            return None
+        ends.append(found)
+    last: Dim = 0
+    for limit, _ in ends:
+        last = index.maximum(index.minimum(limit, extent), last)
+    short = range_node(last, axis.arg.id, axis.arg.axis)
+    always = {axis: short}
+    if len(ends) == 1:
+        always[ends[0][1]] = const(True, dtypes.bool)
+    return make_node(Ops.LOOP, node.dtype, (short, substitute(body, always)))
+
+
+def _end_of(body: Node, axis: Node, written: frozenset[Node]) -> tuple[Dim, Node] | None:
+    """The step from which on a statement does nothing more, and the condition that says so.
+
+    written: the arrays that the loop writes.
+    """
     levels, array = _conditions(body)
     if array is None:
         return None
     outer: list[Node] = []
     for level in levels:
         for part in level:
-            limit = _limit(part, axis, array)
+            limit = _limit(part, axis, written | {array})
             if limit is not None and (not outer or _stay_false(outer, axis)):
-                end = index.maximum(index.minimum(_guarded(limit, outer, axis), extent), 0)
-                short = range_node(end, axis.arg.id, axis.arg.axis)
-                always = {axis: short, part: const(True, dtypes.bool)}
-                return make_node(Ops.LOOP, node.dtype, (short, substitute(body, always)))
+                return _guarded(limit, outer, axis), part
         outer += level
     return None
 
@@ -106,7 +127,7 @@ def ends_by_data(reduce: Node) -> bool:
     value, *axes = reduce.src
     while value.op is Ops.GUARD:
         for part in index.conjuncts(value.src[0]):
-            if any(_limit(part, axis, None) is not None for axis in axes):
+            if any(_limit(part, axis, frozenset()) is not None for axis in axes):
                 return True
         value = value.src[1]
     return False
@@ -117,13 +138,13 @@ def limit_of(condition: Node, axis: Node) -> Dim | None:
     if condition.op is not Ops.CMPLT or condition.src[0].dtype.kind not in ("int", "index"):
         return None
     sides = [side if side.dtype is dtypes.index else _position(side) for side in condition.src]
-    return _limit(make_node(Ops.CMPLT, dtypes.bool, tuple(sides)), axis, None)
+    return _limit(make_node(Ops.CMPLT, dtypes.bool, tuple(sides)), axis, frozenset())
 
 
-def _limit(condition: Node, axis: Node, written: Node | None) -> Dim | None:
+def _limit(condition: Node, axis: Node, written: frozenset[Node]) -> Dim | None:
     """The step from which on a condition on data is false; None where it says no such thing.
 
-    written: the array that the loop writes.
+    written: the arrays that the loop writes.
     """
     if condition.op is not Ops.CMPLT or not condition.mask & _READS:
         return None
@@ -138,7 +159,7 @@ def _limit(condition: Node, axis: Node, written: Node | None) -> Dim | None:
             found[node] = found.get(node, 0) + scale * count
     if found.pop(axis, 0) != 1:
         return None
-    if any(axis in atom.ranges or written in _arrays(atom) for atom in found):
+    if any(axis in atom.ranges or not written.isdisjoint(_arrays(atom)) for atom in found):
         return None
     # axis + rest < 0
     rest = {a: n for a, n in found.items() if n}
