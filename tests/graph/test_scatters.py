@@ -223,7 +223,45 @@ def test_sums_in_any_order_are_exact(count: int, rows: int, gpu: None) -> None:
     np.testing.assert_array_equal(on_gpu(base, places[again], values[again]), found)
 
 
-def test_infinities_and_what_is_no_number_stay_what_they_are(gpu: None) -> None:
+@pytest.fixture(params=("planes", "greatest"))
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which way floats are added up as integers, whatever takes longer."""
+    name: str = request.param
+    costs = {"planes": "_cost_of_planes", "greatest": "_cost_by_greatest"}
+    monkeypatch.setattr(module, costs[name], lambda *_: 0)
+    return name
+
+
+@pytest.mark.parametrize(("count", "rows"), ((600, 1), (5000, 4), (700, 90)))
+def test_sums_by_the_greatest_addend_lose_less_than_floats_do(
+    count: int, rows: int, gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the order, and however many are too small to be there at all."""
+    monkeypatch.setattr(module, "_cost_by_greatest", lambda *_: 0)
+    places = RNG.integers(0, rows, count)
+    exponents = RNG.integers(-149, 100, count)
+    values = np.ldexp(RNG.standard_normal(count), exponents).astype(np.float32)
+    values[1::3] = -values[: len(values[1::3])]
+    base = np.zeros(rows, np.float32)
+    found = on_gpu(base, places, values)
+    again = RNG.permutation(count)
+    np.testing.assert_array_equal(on_gpu(base, places[again], values[again]), found)
+    wanted = added(base, places, values)
+    largest = np.array([np.abs(values[places == row]).max() for row in range(rows)])
+    assert (np.abs(found - wanted) <= 2.0**-24 * np.maximum(largest, np.abs(wanted))).all()
+
+
+@pytest.mark.parametrize("rows", (50, 400))
+def test_each_row_of_few_addends_is_rounded_once(rows: int, way: str, gpu: None) -> None:
+    """Rows of other magnitudes do not matter, nor do zeros and subnormal numbers."""
+    places = np.concatenate((np.arange(rows), RNG.integers(0, rows, 3 * rows)))
+    scales = np.ldexp(1.0, RNG.integers(-148, 120, rows))
+    values = (RNG.integers(-99, 99, 4 * rows) * scales[places]).astype(np.float32)
+    base = (RNG.integers(-9, 9, rows) * scales).astype(np.float32)
+    np.testing.assert_array_equal(on_gpu(base, places, values), added(base, places, values))
+
+
+def test_infinities_and_what_is_no_number_stay_what_they_are(way: str, gpu: None) -> None:
     values = np.ones(100, np.float32)
     places = np.arange(100) % 10
     values[[1, 12, 22, 13, 34, 45]] = [np.inf, np.inf, -np.inf, -np.inf, np.nan, 3e38]
