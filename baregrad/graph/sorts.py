@@ -25,6 +25,8 @@ from baregrad.ir.core.op import Ops
 Words = tuple[Node, ...]
 # Comparisons of all pairs that take no longer than merging.
 MOST_PAIRS = 1 << 26
+# Comparisons of so few that words are made anew for each, rather than by a kernel of their own.
+FEW_PAIRS = 1 << 20
 # Elements of a run that are compared with each other.
 RUN = 16
 # Places from one that searches all of a run to the next.
@@ -113,8 +115,10 @@ def sorted_by_places(words: Words) -> Words:
     """Arrays sorted along the last axis: short runs by counting, then merged two by two."""
     *front, extent = words[0].shape
     rows = prod(front)
-    words = tuple(stored(word) for word in words)
-    if extent <= RUN or rows * extent * extent <= MOST_PAIRS:
+    pairs = rows * extent * extent
+    if pairs > FEW_PAIRS:
+        words = tuple(stored(word) for word in words)
+    if extent <= RUN or pairs <= MOST_PAIRS:
         flat = _placed(words, extent)
         return tuple(reshape(word, (*front, extent)) for word in flat)
     total = RUN << (-(-extent // RUN) - 1).bit_length()

@@ -31,6 +31,7 @@ LEAST_TREE = 256
 TWIGS = 8
 TOP = 64  # minima that are few enough to be compared each with each
 MOST_RANKED = 1024  # words that are compared each with each
+FEW_PAIRS = 1 << 20  # comparisons of each with each that take no longer than a kernel to begin
 COUNTED = 64  # the least of which one is found by counting: a sort of 32 takes half as long
 
 
@@ -259,11 +260,7 @@ def _first(words: Node, k: int) -> Node:
     last = len(front)
     if extent > MOST_RANKED:
         return nodes.cut(_sorted(words), last, 0, k)
-    shape = (*front, extent, extent)
-    own = nodes.broadcast(nodes.unsqueeze(words, last + 1), shape)
-    other = nodes.broadcast(nodes.unsqueeze(words, last), shape)
-    below = nodes.cast(nodes.alu(Ops.CMPLT, other, own), dtypes.int32)
-    rank = _stored(nodes.reduce(Ops.ADD, below, (last + 1,)))
+    rank = _ranks(words)
     shape = (*front, k, extent)
     hit = nodes.alu(
         Ops.CMPEQ, nodes.broadcast(nodes.unsqueeze(rank, last), shape),
@@ -272,6 +269,38 @@ def _first(words: Node, k: int) -> Node:
     word = nodes.broadcast(nodes.unsqueeze(words, last), shape)
     chosen = nodes.where(hit, word, const(int(words.dtype.max), words.dtype))
     return _stored(nodes.reduce(Ops.MIN, chosen, (last + 1,)))
+
+
+def _ranks(words: Node) -> Node:
+    """How many words along the last axis are below each."""
+    *front, extent = words.shape
+    last = len(front)
+    shape = (*front, extent, extent)
+    own = nodes.broadcast(nodes.unsqueeze(words, last + 1), shape)
+    other = nodes.broadcast(nodes.unsqueeze(words, last), shape)
+    below = nodes.cast(nodes.alu(Ops.CMPLT, other, own), dtypes.int32)
+    return _stored(nodes.reduce(Ops.ADD, below, (last + 1,)))
+
+
+def _place_by_rank(x: Node, k: int, nan_first: bool) -> Node:
+    """Where the k-th least of few elements stands along the last axis: each counts those below it.
+
+    nan_first: it is the first that is no number, if there is one.
+    """
+    last = len(x.shape) - 1
+    words = _packed(sort_keys(x, False))
+    rank = _ranks(words)
+    wanted = nodes.full(k - 1, rank.shape, rank.dtype)
+    if nan_first:
+        # A number that is none comes after all those that are some.
+        numbers = nodes.cast(nodes.alu(Ops.CMPEQ, x, x), rank.dtype)
+        before = nodes.keep(nodes.reduce(Ops.ADD, numbers, (last,)), (last,), last + 1)
+        some = nodes.alu(Ops.CMPLT, before, const(x.shape[-1], rank.dtype))
+        wanted = nodes.where(some, before, const(k - 1, rank.dtype))
+    hit = nodes.alu(Ops.CMPEQ, rank, wanted)
+    places = nodes.iota_along(x.shape, last)
+    chosen = nodes.where(hit, places, const(0, places.dtype))
+    return nodes.keep(nodes.reduce(Ops.ADD, chosen, (last,)), (last,), last + 1)
 
 
 def _place_near_an_end(x: Tensor, k: int, from_last: bool) -> Node:
@@ -362,7 +391,10 @@ def _kth(x: Tensor, k: int, axis: int, keepdim: bool, nan_first: bool) -> Extrem
     check_shape_is_int(x.shape, "sorting")
     nan_first = nan_first and x.dtype.kind == "float"
     extent = x.shape[axis]
-    if extent >= COUNTED:
+    if _fits_in_words(x.dtype, extent) and x.numel() * extent <= FEW_PAIRS:
+        moved = x.detach().movedim(axis, -1)
+        places = result(_place_by_rank(moved.node, k, nan_first), moved).movedim(-1, axis)
+    elif extent >= COUNTED:
         moved = x.detach().movedim(axis, -1)
         near = min(k, extent + 1 - k)
         if not nan_first and _is_tree_short(extent, near) and _fits_in_words(x.dtype, extent):
