@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, ShapeError
@@ -31,7 +32,8 @@ LEAST_TREE = 256
 TWIGS = 8
 TOP = 64  # minima that are few enough to be compared each with each
 MOST_RANKED = 1024  # words that are compared each with each
-FEW_PAIRS = 1 << 20  # comparisons of each with each that take no longer than a kernel to begin
+ELEMENTS = 1 << 15  # words that are passed over while a kernel begins
+FEW_PAIRS = 1 << 18  # comparisons of each with each that take no longer than a kernel to begin
 COUNTED = 64  # the least of which one is found by counting: a sort of 32 takes half as long
 
 
@@ -214,6 +216,8 @@ def _least(words: Node, k: int) -> Node:
     depth = 0
     while _parts(extent, depth + 1) >= k and _parts(extent, depth) > max(TOP, TWIGS * k):
         depth += 1
+    if (k - 1) * prod(words.shape) <= max(3 * depth + 2 - k, 0) * ELEMENTS:
+        return _one_after_the_other(words, k)
     levels = [_padded(words, TWIGS**depth)]
     for _ in range(depth):
         parts = (*front, TWIGS, levels[-1].shape[-1] // TWIGS)
@@ -231,6 +235,19 @@ def _least(words: Node, k: int) -> Node:
         twigs = _stored(nodes.gather(levels[level], *places, place))
         found = _first(nodes.reshape(twigs, (*front, k * TWIGS)), k)
     return found
+
+
+def _one_after_the_other(words: Node, k: int) -> Node:
+    """The k least of words along the last axis, in order, each by a pass over all."""
+    last = len(words.shape) - 1
+    found: list[Node] = []
+    left = words
+    for _ in range(k):
+        least = _stored(nodes.keep(nodes.reduce(Ops.MIN, left, (last,)), (last,), last + 1))
+        found.append(least)
+        after = nodes.alu(Ops.CMPLT, nodes.broadcast(least, words.shape), words)
+        left = nodes.where(after, words, const(int(words.dtype.max), words.dtype))
+    return nodes.concatenate(tuple(found), last)
 
 
 def _parts(extent: int, depth: int) -> int:
@@ -343,9 +360,12 @@ def topk(
     if k == 1 and x.ndim and (largest or x.dtype.kind != "float"):
         return extreme(Ops.MAX if largest else Ops.MIN, x, axis, True)
     keys = sort_keys(x.detach().node, largest) if x.ndim else x.node
-    if k > 1 and _is_tree_worth(extent, k) and _fits_in_words(keys.dtype, extent):
+    are_few = x.ndim > 0 and x.numel() * extent <= FEW_PAIRS
+    if k > 1 and (are_few or _is_tree_worth(extent, k)) and _fits_in_words(keys.dtype, extent):
         moved = result(keys, x.detach()).movedim(axis, -1)
-        places = result(_places_in(_least(_packed(moved.node), k)), moved).movedim(-1, axis)
+        words = _packed(moved.node)
+        found = _first(words, k) if are_few else _least(words, k)
+        places = result(_places_in(found), moved).movedim(-1, axis)
         return Extreme(x.take_along_dim(places, axis), places)
     stages = math.comb((extent - 1).bit_length() + 1, 2)
     # A stage of the network takes about as long as two thirds of a search for the greatest.
