@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from baregrad.ir.core import index
 from baregrad.ir.core.axes import THREAD_BINDS
-from baregrad.ir.core.node import Node, extent_of
+from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.facts.analysis import ArrayAccess, Facts, itemsize, iterations
+from baregrad.kernel.facts.analysis import ArrayAccess, Facts, Reduction, itemsize, iterations
 from baregrad.kernel.facts.axis_table import AxisTable
 from baregrad.kernel.language.schedule import Bind, Collapse, Split, StageInput, Step
 from baregrad.target.gpu import GpuTarget
@@ -243,6 +243,7 @@ def estimate(facts: Facts, layout: AxisLayout, target: GpuTarget) -> Estimate:
     busy = min(layout.blocks, target.units)
     cycles = busy * target.cycles_per_ns
     work = sum([ops * layout.along(axes, OWN) for axes, ops in facts.work.items()])
+    work += sum([_folded(each, layout, target.warp_lanes) for each in facts.reductions])
     issued = layout.blocks * warps * (work + ACCESS_INSTRUCTIONS * requests)
     times = (
         _memory_ns(facts.accesses, target),
@@ -252,6 +253,26 @@ def estimate(facts: Facts, layout: AxisLayout, target: GpuTarget) -> Estimate:
         max(layout.blocks / (here * target.units), 1.0) * _waits(facts, layout, target),
     )
     return Estimate(target.launch_ns + max(times) + EXPOSED * sum(times), *times)
+
+
+def _folded(reduction: Reduction, layout: AxisLayout, warp: int) -> float:
+    """What each thread does to put together what threads have of a sum, as every one of them does.
+
+    Lanes of a warp do so by halves, then what warps have comes one after the other.
+    """
+    lanes, others, left = 1, 1, warp
+    own = frozenset(reduction.own)
+    for unit in THREAD_BINDS:
+        size = max([piece.extent for piece in layout.pieces if piece.unit == unit], default=1)
+        taken = min(size, left)
+        left //= taken
+        if any(p.unit == unit and not own.isdisjoint(p.axes) for p in layout.pieces):
+            lanes *= taken
+            others *= -(-size // taken)
+    monoid = reduction.node.arg.monoid
+    each = len(toposort(*monoid.combine)) - 2 * monoid.arity + monoid.arity * ACCESS_INSTRUCTIONS
+    steps = (lanes - 1).bit_length() + others - 1
+    return steps * each * layout.along(reduction.free, OWN[1:])
 
 
 def _tile_of(layout: AxisLayout, access: ArrayAccess) -> list[AxisPart] | None:

@@ -46,7 +46,7 @@ LONE_STEPS = 2
 # Steps of a column before warps share it; and before as many threads do as read a machine's memory
 # at its rate with their loads, of whole lines where there are enough columns, of sectors else.
 LONG_COLUMN, VERY_LONG_COLUMN = 32, 512
-COLUMN_THREADS, LEAST_COLUMN_THREADS = 64, 8
+COLUMN_THREADS, LEAST_COLUMN_THREADS = 64, 4
 LINE_BYTES, SECTOR_BYTES = 128, 32
 # Threads of a block of long columns. Neighbouring columns of a thread where there are not so many
 # times as many blocks as keep a machine busy: more threads share such a machine more evenly.
@@ -153,7 +153,7 @@ def _plan_columns(
         others = iterations(rows) // width
         lay = partial(_lay_long_columns, ordered=inner, lanes=lanes, others=others)
         # Any order is as good for what is exact.
-        first = [COLUMN_THREADS, *([16, LEAST_COLUMN_THREADS, 256] if exact else [])]
+        first = [COLUMN_THREADS, *([16, 8, LEAST_COLUMN_THREADS, 256] if exact else [])]
         ways = {f"{down} threads": partial(lay, most=down) for down in first}
         plan.best("columns", ways)(plan)
         return
