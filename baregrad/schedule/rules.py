@@ -49,6 +49,7 @@ SERIAL_WORK = 65536.0  # operations that one thread may as well do alone
 # one in a kernel of few points, as a norm of a row is.
 SMALL_WORK, SMALL_GPU_WORK = 4096.0, 32768.0
 LONG_WORK = 1 << 20  # operations of a sum that no single thread is to do
+SOON_MADE = 1 << 20  # operations that a GPU makes in no time, as all its threads do
 FUNCTION_WORK = 16.0  # operations of a value that has a function in it
 NO_READS_WORK = 32.0  # places and masks are computed wherever they are wanted
 SAME_KERNEL = 1.5  # keeping a kernel whole is worth some recomputation
@@ -106,7 +107,9 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
         return Verdict(False, "read in chunks, each of which is there or not")
     if not reason and node in fusion.packed and _is_in_one_kernel(requests):
         return Verdict(False, WHY_PACKED)
-    if not reason and fusion.gpu and _is_cheaper_than_a_launch(fusion, node, requests):
+    if not reason and fusion.gpu and (
+        _is_cheaper_than_a_launch(fusion, node, requests) or _is_soon_made(node, requests)
+    ):
         return Verdict(False, WHY_CHEAP)
     if not reason:
         reason = _dearer_inline(fusion, node, requests)
@@ -141,6 +144,18 @@ def _is_cheaper_than_a_launch(fusion: Fusion, node: Node, requests: list[Request
     if requests[0].draft.contraction in fusion.matrix_products or not is_little(node):
         return False
     return own_work(node) * sum(request.evals for request in requests) < GPU_LAUNCH
+
+
+def _is_soon_made(node: Node, requests: list[Request]) -> bool:
+    """Whether a few operations are so few for all that read them that a launch takes longer.
+
+    Tiles of products hold what they multiply, and would compute it between their copies.
+    """
+    if not node.op.bit & _ELEMENTWISE:
+        return False
+    if any(request.draft.contraction is not None for request in requests):
+        return False
+    return own_work(node) * sum(request.evals for request in requests) < SOON_MADE
 
 
 def is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
