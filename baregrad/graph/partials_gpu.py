@@ -51,12 +51,12 @@ SHORT_PARTS, MOST_PARTS = 64, 512
 # A part is of whole accesses, where that can be.
 ACCESS = 16
 # Contractions: blocks that keep a machine busy, the results of a tile, products worth a part; the
-# same of parts that are shorter than what a second launch takes, but for which most of a machine
-# would wait; and how many times fewer and longer parts are where the number of results is symbolic.
+# same of shorter parts, but for which most of a machine would wait, and how many make up for a
+# second launch; and how many times fewer and longer parts are where the number of results is symbolic.
 SYMBOLIC = 4
 BLOCKS, FEW_BLOCKS = 2048, 256
 TILE = 1 << 10
-LEAST_PRODUCTS, FEW_PRODUCTS = 1 << 9, 1 << 7
+LEAST_PRODUCTS, FEW_PRODUCTS, LEAST_SHORT = 1 << 9, 1 << 7, 4
 # On matrix units: a side of a large tile, the short one of a smaller tile, up to where a side is
 # thin; how many times as long as its sides the depth of a weight's gradient is, that of a batch;
 # small tiles that keep a machine busy by themselves, how many large ones parts are to make of
@@ -260,10 +260,9 @@ def _parts(node: Node, value: Node, length: int) -> int:
         # Along an axis of a symbolic size there may be many: then parts are few, and long.
         scale = 1 if len(known) == len(node.shape) else SYMBOLIC
         tiles = max(-(-prod(known) // TILE), 1)
-        return max(
-            min(blocks // scale // tiles, length // (least * scale))
-            for blocks, least in ((BLOCKS, LEAST_PRODUCTS), (FEW_BLOCKS, FEW_PRODUCTS))
-        )
+        parts = min(BLOCKS // scale // tiles, length // (LEAST_PRODUCTS * scale))
+        short = min(FEW_BLOCKS // scale // tiles, length // (FEW_PRODUCTS * scale))
+        return short if short >= LEAST_SHORT and short > parts else parts
     inner, last = innermost(value), last_axis(shape)
     if inner not in axes:
         # What reads a permuted array's rows often does so again: one kernel does all of that.

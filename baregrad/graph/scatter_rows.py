@@ -59,7 +59,7 @@ MOST_SORTED = 1 << 20
 # What a write in order takes, in elements that are moved; kernels of the sums of sorted writes, and
 # those of each level of parts.
 WRITE = 1 << 15
-SUM_LAUNCHES, PART_LAUNCHES = 3, 5
+SUM_LAUNCHES, PART_LAUNCHES = 3, 1
 # The most addends that one thread adds up at a time: a power of two.
 STEPS = 128
 _DEPTH = 12

@@ -49,7 +49,9 @@ SERIAL_WORK = 65536.0  # operations that one thread may as well do alone
 # one in a kernel of few points, as a norm of a row is.
 SMALL_WORK, SMALL_GPU_WORK = 4096.0, 32768.0
 LONG_WORK = 1 << 20  # operations of a sum that no single thread is to do
-SOON_MADE = 1 << 20  # operations that a GPU makes in no time, as all its threads do
+# Operations that a GPU makes in no time, as all its threads do: where each would be stored to be
+# read so many times.
+SOON_MADE, OFTEN = 1 << 20, 4.0
 FUNCTION_WORK = 16.0  # operations of a value that has a function in it
 NO_READS_WORK = 32.0  # places and masks are computed wherever they are wanted
 SAME_KERNEL = 1.5  # keeping a kernel whole is worth some recomputation
@@ -108,7 +110,8 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
     if not reason and node in fusion.packed and _is_in_one_kernel(requests):
         return Verdict(False, WHY_PACKED)
     if not reason and fusion.gpu and (
-        _is_cheaper_than_a_launch(fusion, node, requests) or _is_soon_made(node, requests)
+        _is_cheaper_than_a_launch(fusion, node, requests)
+        or _is_soon_made(fusion, node, requests, obstacles)
     ):
         return Verdict(False, WHY_CHEAP)
     if not reason:
@@ -146,8 +149,10 @@ def _is_cheaper_than_a_launch(fusion: Fusion, node: Node, requests: list[Request
     return own_work(node) * sum(request.evals for request in requests) < GPU_LAUNCH
 
 
-def _is_soon_made(node: Node, requests: list[Request]) -> bool:
-    """Whether a few operations are so few for all that read them that a launch takes longer.
+def _is_soon_made(
+    fusion: Fusion, node: Node, requests: list[Request], obstacles: list[str]
+) -> bool:
+    """Whether all readers make a few operations sooner than a kernel of their own begins.
 
     Tiles of products hold what they multiply, and would compute it between their copies.
     """
@@ -155,7 +160,10 @@ def _is_soon_made(node: Node, requests: list[Request]) -> bool:
         return False
     if any(request.draft.contraction is not None for request in requests):
         return False
-    return own_work(node) * sum(request.evals for request in requests) < SOON_MADE
+    evals = sum(request.evals for request in requests)
+    if own_work(node) * evals >= SOON_MADE or evals < OFTEN * fusion.survey.size[node.shape]:
+        return False
+    return _find_home(fusion, node, requests, obstacles) is None
 
 
 def is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
