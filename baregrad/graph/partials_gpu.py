@@ -52,7 +52,8 @@ SHORT_PARTS, MOST_PARTS = 64, 512
 ACCESS = 16
 # Contractions: blocks that keep a machine busy, the results of a tile, products worth a part; the
 # same of shorter parts, but for which most of a machine would wait, and how many make up for a
-# second launch; and how many times fewer and longer parts are where the number of results is symbolic.
+# second launch; and how many times fewer and longer parts are where the number of results is
+# symbolic.
 SYMBOLIC = 4
 BLOCKS, FEW_BLOCKS = 2048, 256
 TILE = 1 << 10

@@ -42,6 +42,11 @@ from baregrad.schedule.survey import (
 from baregrad.schedule.traffic import Traffic
 
 _ELEMENTWISE = mask_of(ELEMENTWISE)
+_FOLDS = Ops.REDUCE.bit | Ops.FOLD.bit
+_READS = Ops.PARAM.bit | Ops.BUFFER.bit
+# Values below an output that are compared with its siblings', on a CPU; on a GPU twice as many,
+# since each kernel's arrays come from memory anew.
+NEIGHBOURS = 24
 # A view's op, its attribute and the shape of its source.
 _View = tuple[Op, Any, tuple[Any, ...]]
 
@@ -300,6 +305,44 @@ class Fusion:
             idx = self._below(node, idx)
             node = node.src[0]
         return (node, idx) in draft.requests
+
+    def sums_of(self, node: Node) -> set[Node]:
+        """The reductions that a value is computed from, as far as they are close below it."""
+        known = self.sums.get(node)
+        if known is not None:
+            return known
+        found: set[Node] = set()
+        near = [node]
+        seen = {node}
+        for value in near:
+            if value.op.bit & _FOLDS:
+                found.add(value)
+            elif len(near) < 2 * NEIGHBOURS:
+                for child in value.src:
+                    if child.mask & _FOLDS and child not in seen:
+                        seen.add(child)
+                        near.append(child)
+        self.sums[node] = found
+        return found
+
+    def neighbours(self, node: Node) -> Neighbours:
+        """Values close below `node`, and itself."""
+        known = self.near.get(node)
+        if known is not None:
+            return known
+        found = {node}
+        mark = found.add
+        queue = [node]
+        most = NEIGHBOURS * (2 if self.gpu else 1)
+        while queue and len(found) < most:
+            level, queue = queue, []
+            for above in level:
+                for child in above.src:
+                    if child not in found and child.mask & _READS:
+                        mark(child)
+                        queue.append(child)
+        known = self.near[node] = Neighbours(found, self.survey.size[node.shape], [])
+        return known
 
 
 def _mover(view: Node) -> Callable[[Idx], Idx] | None:

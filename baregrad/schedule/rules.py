@@ -56,9 +56,6 @@ FUNCTION_WORK = 16.0  # operations of a value that has a function in it
 NO_READS_WORK = 32.0  # places and masks are computed wherever they are wanted
 SAME_KERNEL = 1.5  # keeping a kernel whole is worth some recomputation
 SIBLINGS = 8  # drafts of one shape that are looked at
-# Values below an output that are compared with its siblings', on a CPU; on a GPU twice as many,
-# since each kernel's arrays come from memory anew.
-NEIGHBOURS = 24
 _READS = Ops.PARAM.bit | Ops.BUFFER.bit
 _FOLDS = Ops.REDUCE.bit | Ops.FOLD.bit
 _ELEMENTWISE = mask_of(ELEMENTWISE)
@@ -517,13 +514,13 @@ def _is_alike(fusion: Fusion, node: Node, draft: Draft) -> bool:
 
     On a CPU the first: there an array that is read again mostly comes from a cache.
     """
-    near = neighbours(fusion, node)
+    near = fusion.neighbours(node)
     targets = [out.target for out in draft.outs[: None if fusion.gpu else 1]]
     if any(_sum_separately(fusion, node, target) for target in targets):
         return False
     return any(
         _share_values(fusion, near, other) and _reduce_alike(fusion, near, other)
-        for other in [neighbours(fusion, target) for target in targets]
+        for other in [fusion.neighbours(target) for target in targets]
     )
 
 
@@ -543,31 +540,11 @@ def _sum_separately(fusion: Fusion, left: Node, right: Node) -> bool:
 
     A contraction wants tiles of its own; what makes a part of a tuple is to make the others too.
     """
-    ours, theirs = _sums_of(fusion, left), _sums_of(fusion, right)
+    ours, theirs = fusion.sums_of(left), fusion.sums_of(right)
     if not ours or not theirs or ours == theirs:
         return False
     contractions = fusion.survey.contractions
     return any(node in contractions or is_tuple(node) for node in ours | theirs)
-
-
-def _sums_of(fusion: Fusion, node: Node) -> set[Node]:
-    """The reductions that a value is computed from, as far as they are close below it."""
-    known = fusion.sums.get(node)
-    if known is not None:
-        return known
-    found: set[Node] = set()
-    near = [node]
-    seen = {node}
-    for value in near:
-        if value.op.bit & _FOLDS:
-            found.add(value)
-        elif len(near) < 2 * NEIGHBOURS:
-            for child in value.src:
-                if child.mask & _FOLDS and child not in seen:
-                    seen.add(child)
-                    near.append(child)
-    fusion.sums[node] = found
-    return found
 
 
 def _share_values(fusion: Fusion, left: Neighbours, right: Neighbours) -> bool:
@@ -599,23 +576,3 @@ def _reduced(fusion: Fusion, near: Neighbours) -> frozenset[tuple[Any, ...]]:
         found = [one for one in near.values if one.op is Ops.REDUCE and size[one.shape] >= least]
         near.reduced.append(frozenset([(one.src[0].shape, one.arg.axes) for one in found]))
     return near.reduced[0]
-
-
-def neighbours(fusion: Fusion, node: Node) -> Neighbours:
-    """Values close below `node`, and itself."""
-    known = fusion.near.get(node)
-    if known is not None:
-        return known
-    found = {node}
-    mark = found.add
-    queue = [node]
-    most = NEIGHBOURS * (2 if fusion.gpu else 1)
-    while queue and len(found) < most:
-        level, queue = queue, []
-        for above in level:
-            for child in above.src:
-                if child not in found and child.mask & _READS:
-                    mark(child)
-                    queue.append(child)
-    known = fusion.near[node] = Neighbours(found, fusion.survey.size[node.shape], [])
-    return known

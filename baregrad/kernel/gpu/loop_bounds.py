@@ -2,8 +2,8 @@
 
 A thread that adds up the rows of its own run has a loop over as many as there may be, in which a
 condition says how many there are. In the code of one thread that is the loop's bound: the number
-was read before, and other threads have bounds of their own. Several sums in one loop end it where the
-last of them does.
+was read before, and other threads have bounds of their own. Several sums in one loop end it where
+the last of them does.
 """
 
 from __future__ import annotations
