@@ -11,6 +11,7 @@ from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core import index
 from baregrad.ir.core.node import extent_of
 from baregrad.ir.core.op import Ops
+from baregrad.kernel.facts.analysis import iterations
 from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
 
@@ -37,9 +38,15 @@ def plan_running(plan: GpuPlan) -> bool:
     length = index.upper(extent_of(axis))
     if not LEAST_ROW <= length <= MOST_ROW:
         return False
+    others = [each for each in facts.data if each is not axis and extent_of(each) != 1]
     strides = {access.stride(axis) for access in facts.accesses if axis in access.axes}
-    # A gradient reads its row from the end; what is scattered is written anywhere.
-    if strides.isdisjoint((1, -1)) or not plan.uncertain.isdisjoint(facts.data):
+    # A gradient reads its row from the end; what is scattered is written anywhere: where it is read
+    # across, threads along the other axes gain nothing by it, unless they are many.
+    if not plan.uncertain.isdisjoint(facts.data):
+        return False
+    if strides.isdisjoint((1, -1)) and (
+        None not in strides or iterations(others) >= plan.target.busy_threads
+    ):
         return False
     folds = [node.arg.monoid for node in facts.order if node.op is Ops.SCAN]
     if any(not monoid.commutative for monoid in folds):
@@ -51,7 +58,6 @@ def plan_running(plan: GpuPlan) -> bool:
     room = plan.target.threads_per_block
     lanes = plan.pick("lanes", powers_from(lanes, max(-(-length // room), 1), MOST_LANES))
     threads = next_power_of_two(-(-length // lanes))
-    others = [each for each in facts.data if each is not axis and extent_of(each) != 1]
     # Threads that have nothing come last: how many there are changes no bits.
     threads = threads if others else max(threads, plan.warp)
     rows = max(WARPS * plan.warp // threads, 1)
