@@ -588,7 +588,11 @@ def _nested(
                 continue
             best = max(mine, key=lambda axis: index.upper(extent_of(axis)))
             done.update(reduction.own)
-            plan.parts([best], [(unit, size)])
+            # Loads of a lane are under way together, as far as nothing else follows from each.
+            steps = min(index.upper(extent_of(best)) // size, TOGETHER)
+            is_last = unit == "thread" and _has_several(reduction)
+            several = [("unroll", steps)] if is_last and steps > 1 else []
+            plan.parts([best], [*several, (unit, size)])
     if not shared:
         _along(plan, columns, [("thread_y", warps), ("thread", lanes)])
 
