@@ -142,16 +142,18 @@ class Session:
         shape: tuple[int, ...],
         device: str,
         noted: bool = True,
+        over: Any = None,
     ) -> BufferRef:
         """A copy of raw host data (the dtype's storage type, C order) on a device.
 
         `noted`: the observers of uploads are notified. Of what the stack keeps for itself they are
-        not: a function that is captured has not made it.
+        not: a function that is captured has not made it. `over`: a buffer as large that nobody
+        reads any more, which is written instead of a fresh one.
         """
         self.watching.touched += 1
         flat = np.ascontiguousarray(data)
         target = self.backend(device).device
-        buffer = target.allocate(flat.nbytes)
+        buffer = target.allocate(flat.nbytes) if over is None else over
         if flat.nbytes:
             target.copy_in(buffer, flat)
         ref = BufferRef(buffer, tuple(shape), device)

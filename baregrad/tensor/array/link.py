@@ -49,10 +49,12 @@ class SessionLike(Protocol):
         shape: tuple[int, ...],
         device: str,
         noted: bool = True,
+        over: Any = None,
     ) -> BufferRef:
         """A copy of raw elements (`dtype.storage`, row-major) on a device.
 
-        `noted`: a function that is captured is taken to have made the data.
+        `noted`: a function that is captured is taken to have made the data. `over`: a buffer as
+        large that nobody reads any more, to be written instead of a fresh one.
         """
         ...
 

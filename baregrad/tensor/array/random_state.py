@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,12 @@ from baregrad.tensor.array.tensor_like import Tensor
 _LAST = (1 << 64) - 1
 # States whose memory is held on to: what is written next lies where no draw that waits reads.
 _HELD = 64
-# States that are uploaded together, and the bytes from one to the next: as arrays are aligned.
-_AHEAD, _ROW_NBYTES = 16, 256
+# States that are uploaded together, and the bytes from one to the next: as arrays are aligned. They
+# lie in one of so many pieces of memory in turn, so that a loop's draws read the same places again:
+# a GPU's list of one launch is kept for sixteen, and need not be changed then.
+_AHEAD, _ROW_NBYTES, _PIECES = 8, 256, 2
+# References to a state's buffer that nobody else has: a list's, a name's, and a call's.
+_OWN = 3
 
 
 class RandomState:
@@ -49,6 +54,7 @@ class RandomState:
         # The states that follow if more draws take as many values as the last one, the next last.
         self._step = -1
         self._following: list[Node] = []
+        self._pieces: deque[tuple[Any, list[Any]]] = deque(maxlen=_PIECES)
         # The state is the session's, also where a jitted function's first run is the first to draw.
         self.storage = Storage(self._upload(device, noted=False), device)
         self.note_leaf()
@@ -97,11 +103,24 @@ class RandomState:
         rows = np.zeros((_AHEAD, _ROW_NBYTES // 8), np.uint64)
         rows[:, 0] = self.key
         rows[:, 1] = [(self.counter + row * count) & _LAST for row in range(_AHEAD)]
-        whole = self.owner.upload(rows, dtypes.uint64, rows.shape, device).handle
-        self._recent.append(whole)
-        places = [row * _ROW_NBYTES for row in reversed(range(_AHEAD))]
-        states = [BufferRef(whole.view(place, 16), (2,), device) for place in places]
+        whole, parts = self._piece(device)
+        ref = self.owner.upload(rows, dtypes.uint64, rows.shape, device, over=whole)
+        if whole is None:
+            whole = ref.handle
+            parts = [whole.view(row * _ROW_NBYTES, 16) for row in range(_AHEAD)]
+        self._pieces.append((whole, parts))
+        states = [BufferRef(part, (2,), device).renewed() for part in reversed(parts)]
         return [buffer_node(state, dtypes.uint64) for state in states]
+
+    def _piece(self, device: str) -> tuple[Any, list[Any]]:
+        """The piece of memory whose turn it is, and its parts, if nobody has a state there."""
+        if len(self._pieces) < _PIECES:
+            return None, []
+        whole, parts = self._pieces.popleft()
+        is_free = whole.device.name == device and not whole.closed
+        if is_free and all(getrefcount(part) <= _OWN for part in parts):
+            return whole, parts
+        return None, []
 
     def take(self, cls: type[Tensor], count: Any) -> Tensor:
         """The state before `count` fresh values of its counter are taken: (2,) of uint64.
