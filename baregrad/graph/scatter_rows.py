@@ -487,6 +487,7 @@ def _sums(node: Node, values: Node, order: Node, runs: _Runs) -> Node:
     count = values.shape[0]
     begin, length, around, longest = runs.begin, runs.length, runs.around, runs.length_around
     total = _stretches(node, values, order, begin, _at_most(length))
+    source: Node | None = order
     while count > STEPS:
         own = counting((-(-count // STEPS),), 0, begin.dtype)
         own = alu(Ops.MUL, own, _like(STEPS, own))
@@ -497,7 +498,7 @@ def _sums(node: Node, values: Node, order: Node, runs: _Runs) -> Node:
         none = alu(Ops.CMPEQ, part, _like(0, part))
         left = alu(Ops.WHERE, none, _like(0, left), _at_most(left))
         start = alu(Ops.ADD, around, done)
-        values, order = stored(_stretches(node, values, order, start, left)), None
+        values, source = stored(_stretches(node, values, source, start, left)), None
         begin, length = _parts(begin, length)
         around, longest = _parts(around, longest)
         total = alu(Ops.ADD, total, _stretches(node, values, None, begin, _at_most(length)))

@@ -13,6 +13,7 @@ from baregrad.graph import canonicalise, sorts
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.tensor_level import evaluate_all
+from baregrad.kernel import choose_schedule
 from baregrad.schedule import make_plan
 from baregrad.tensor import Tensor
 from baregrad.testing.ptx_device import ptx_session
@@ -86,3 +87,25 @@ def test_on_the_gpu_of_the_tests(dtype: Any, monkeypatch: pytest.MonkeyPatch) ->
         values, places = found.values.numpy(), found.indices.numpy()
     np.testing.assert_array_equal(values, np.sort(given, -1))
     np.testing.assert_array_equal(places, np.argsort(given, -1, kind="stable"))
+
+
+@pytest.mark.parametrize(("draw", "most"), (
+    (lambda x: x.kthvalue(31), 2), (lambda x: x.topk(5), 3), (lambda x: x.sort()[0], 3),
+), ids=("kthvalue", "topk", "sort"))  # fmt: skip
+def test_few_elements_are_ranked_without_keys_in_memory(draw: Any, most: int) -> None:
+    """A launch takes longer than to make each key anew for all that it is compared with."""
+    x = Tensor(argument(0, dtypes.float32, 1, 64))
+    found = draw(x)
+    roots = tuple(one.node for one in found) if isinstance(found, tuple) else (found.node,)
+    made = canonicalise(Node(Ops.SINK, dtypes.token, roots), None, HOPPER)
+    assert len(make_plan(made, donate={}, target=HOPPER).kernels) <= most
+
+
+def test_threads_of_a_block_rank_rows_that_lie_across() -> None:
+    """Not one thread each tile, however the first pass reads its words."""
+    x = Tensor(argument(0, dtypes.float32, 15306, 30)).transpose(0, 1)
+    made = canonicalise(Node(Ops.SINK, dtypes.token, (x.sort()[0].node,)), None, HOPPER)
+    for kernel in make_plan(made, donate={}, target=HOPPER).kernels:
+        schedule = choose_schedule(kernel, HOPPER)
+        if kernel.arg.name.startswith("scan_30x120"):
+            assert "'vector'" in str(schedule)

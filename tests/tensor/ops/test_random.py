@@ -19,6 +19,7 @@ from baregrad.ir.core.node import const
 from baregrad.ir.core.op import Ops
 from baregrad.tensor import Tensor
 from baregrad.tensor.array import nodes
+from baregrad.tensor.array.random_state import RandomState
 from baregrad.tensor.jit.jit import jit
 from baregrad.tensor.ops import random
 
@@ -246,6 +247,34 @@ def test_draws_of_one_size_upload_a_state_now_and_then(monkeypatch: pytest.Monke
         Tensor.manual_seed(3)
         assert [Tensor.rand(size).tolist() for size in sizes] == expected
         assert uploads[0] <= 18
+
+
+@pytest.mark.usefixtures("_compiled")
+def test_states_of_a_loop_lie_in_few_places_unless_somebody_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's list is patched for each address that it has not seen."""
+    places = set[int]()
+    take = RandomState.take
+
+    def noted(self: RandomState, *given: Any) -> Any:
+        places.add(self.storage.node.arg.handle.address)
+        return take(self, *given)
+
+    Tensor.manual_seed(3)
+    expected = Tensor.rand(200, 5).tolist()
+    monkeypatch.setattr(RandomState, "take", noted)
+    Tensor.manual_seed(3)
+    assert [Tensor.rand(5).tolist() for _ in range(200)] == expected
+    assert len(places) <= 20
+    # What is drawn later, or not at all, has the numbers of its turn.
+    Tensor.manual_seed(3)
+    drawn = [Tensor.rand(5) for _ in range(70)]
+    found = [Tensor.rand(5).tolist() for _ in range(70)]
+    assert [one.tolist() for one in drawn] + found == expected[:140]
+    Tensor.manual_seed(3)
+    mixed = [Tensor.rand(5) if turn % 3 else Tensor.rand(5).tolist() for turn in range(200)]
+    assert [one.tolist() if isinstance(one, Tensor) else one for one in mixed] == expected
 
 
 @pytest.mark.usefixtures("_compiled")

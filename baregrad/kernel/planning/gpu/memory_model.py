@@ -242,7 +242,7 @@ def estimate(facts: Facts, layout: AxisLayout, target: GpuTarget) -> Estimate:
     # The multiprocessor with the most blocks is the last one to end.
     busy = min(layout.blocks, target.units)
     cycles = busy * target.cycles_per_ns
-    work = sum([ops * layout.along(axes, OWN) for axes, ops in facts.work.items()])
+    work = float(sum([ops * layout.along(axes, OWN) for axes, ops in facts.work.items()]))
     work += sum([_folded(each, layout, target.warp_lanes) for each in facts.reductions])
     issued = layout.blocks * warps * (work + ACCESS_INSTRUCTIONS * requests)
     times = (
@@ -272,7 +272,7 @@ def _folded(reduction: Reduction, layout: AxisLayout, warp: int) -> float:
     monoid = reduction.node.arg.monoid
     each = len(toposort(*monoid.combine)) - 2 * monoid.arity + monoid.arity * ACCESS_INSTRUCTIONS
     steps = (lanes - 1).bit_length() + others - 1
-    return steps * each * layout.along(reduction.free, OWN[1:])
+    return float(steps * each * layout.along(reduction.free, OWN[1:]))
 
 
 def _tile_of(layout: AxisLayout, access: ArrayAccess) -> list[AxisPart] | None:

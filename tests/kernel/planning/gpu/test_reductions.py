@@ -148,6 +148,19 @@ def test_places_of_maxima_of_columns_are_found_by_many_threads() -> None:
     check(kernel)
 
 
+def test_few_threads_find_the_places_of_many_columns() -> None:
+    """Each of a column's threads compares what all of them have found: that is dear."""
+    columns = (1 << 17) + 1
+    i, j = range_node(columns, 0), range_node(100, 1)
+    value, place = k.at(k.param(1, 100, columns), j, i), Node(Ops.CAST, dtypes.int64, (j,))
+    how = Reduce(arg_extreme(Ops.MIN, dtypes.float32))
+    both = Node(Ops.REDUCE, dtypes.float32, (value, place, j), how)
+    found = Node(Ops.PROJ, dtypes.int64, (both,), 1)
+    kernel = k.kernel(k.out(k.param(0, columns, dtype=dtypes.int64), found, i))
+    (down,) = re.findall(r"r1_t1=(\d+)", str(choose_schedule(kernel, HOPPER)))
+    assert int(down) <= 8
+
+
 def test_few_rows_are_shared_out_among_blocks() -> None:
     few, many = (str(choose_schedule(k.row_reduce(rows, 600), HOPPER)) for rows in (16, 1 << 14))
     assert "thread_y" not in few and "i0_t0=8" in many
