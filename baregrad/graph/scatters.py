@@ -4,7 +4,8 @@
 nothing twice; so it is `where(column == i, v, base)`, which fuses with what is around it: no zeros
 to fill, nothing in order. This is the gradient of picking one class a row.
 
-Integers that are combined need no order, and floats are sums of integers, or compare as some.
+Integers that are combined need no order, and floats are sums of integers, or compare as some: of
+many sums each is one integer, relative to its greatest addend.
 `scatter_rows` says where that is sooner done than a sort of places. Other writes that may meet keep
 their order, so that one thread makes them one after the other. Where their places are not sorted
 either, long sums are cut into parts, each with zeros of its own; they are made side by side, and
