@@ -566,7 +566,7 @@ def _nested(
 ) -> None:
     """Reductions of reductions: the inner ones along a warp's lanes, the outer ones along warps.
 
-    Lanes that short inner ones leave are the outer ones'.
+    Lanes that short inner ones leave are the outer ones'; several loads of each are under way.
     """
     plan.grid(rows)
     data = frozenset(plan.facts.data)
@@ -579,19 +579,16 @@ def _nested(
         # Results that sums are for come first: what is summed for them is each thread's own.
         _along(plan, columns, [("thread_y", warps), ("thread", lanes)])
     done: set[Node] = set()
+    shares = (inner - taken, "thread", lanes), (taken - inner, "thread_y", warps)
     for reduction in plan.facts.reductions:
-        for axes, unit, size in (
-            (inner - taken, "thread", lanes), (taken - inner, "thread_y", warps)
-        ):
+        for axes, unit, size in shares:
             mine = [a for a in reduction.own if a in axes and extent_of(a) != 1]
             if not mine or not done.isdisjoint(reduction.own):
                 continue
             best = max(mine, key=lambda axis: index.upper(extent_of(axis)))
             done.update(reduction.own)
-            # Loads of a lane are under way together, as far as nothing else follows from each.
-            steps = min(index.upper(extent_of(best)) // size, TOGETHER)
-            is_last = unit == "thread" and _has_several(reduction)
-            several = [("unroll", steps)] if is_last and steps > 1 else []
+            steps = min(index.upper(extent_of(best)) // size, TOGETHER) if unit == "thread" else 1
+            several = [("unroll", steps)] if steps > 1 and _has_several(reduction) else []
             plan.parts([best], [*several, (unit, size)])
     if not shared:
         _along(plan, columns, [("thread_y", warps), ("thread", lanes)])
