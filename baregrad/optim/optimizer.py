@@ -200,9 +200,10 @@ class Optimizer(WithHooks):
                 pending.setdefault(storage.device, []).append(storage)
         for device, held in pending.items():
             # By themselves: nothing of the loss and its gradients is computed along.
-            refs = current_session().realize([storage.node for storage in held], device)
-            for storage, ref in zip(held, refs, strict=True):
-                storage.hold(buffer_node(ref, storage.node.dtype))
+            nodes = [storage.node for storage in held]
+            refs = current_session().realize(nodes, device)
+            for storage, node, ref in zip(held, nodes, refs, strict=True):
+                storage.hold(buffer_node(ref, node.dtype), node)
         part_shared(storages)
 
     def initial_state(self, p: Tensor, group: ParamGroup) -> State:

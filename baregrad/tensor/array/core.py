@@ -18,13 +18,13 @@ from baregrad.base.errors import DTypeError, GradientError, ShapeError, user_fra
 from baregrad.base.options import options
 from baregrad.dtypes import DType
 from baregrad.ir.core.attrs import BufferRef
-from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import views
 from baregrad.tensor.array.deferred import Asked, DeferredValue, key_of_one
 from baregrad.tensor.array.grad_mode import grad_enabled
 from baregrad.tensor.array.link import SessionLike, note_line, session
-from baregrad.tensor.array.storage import Storage, buffer_node, live_storages
+from baregrad.tensor.array.storage import Storage, buffer_node, handles_read_by, live_storages
 from baregrad.tensor.array.views import Leaf, Step
 
 # A realised storage is copied whole to read a part of it when that is not much more than the part.
@@ -295,21 +295,13 @@ class Array:
 
     def _ref(self) -> BufferRef:
         """Where the storage's value lies, computed if need be."""
-        storage = self._storage
-        realize_storages((storage,))
-        deferred = storage.deferred
-        if deferred is not None and deferred.call is not None:
-            ref = session().realised(deferred)
-        else:
-            node = storage.node
-            ref = node.arg if node.op is Ops.BUFFER else session().realised(node)
-        assert isinstance(ref, BufferRef)
-        return ref
+        return _computed(self._storage)[1]
 
     def _raw(self) -> np.ndarray[Any, Any]:
         """A fresh array of the raw elements (`dtype.storage`) that the tensor shows."""
         if views.is_whole(self._steps):
-            return session().download(self._ref(), self.dtype)
+            found = _computed(self._storage)
+            return session().download(found[1], self.dtype)
         base = self._storage.node
         if base.op is Ops.BUFFER and self._is_cheap_to_read_whole():
             data = session().download(base.arg, base.dtype)
@@ -326,7 +318,8 @@ class Array:
             steps = tuple(stride * itemsize for stride in strides)
             shown = np.lib.stride_tricks.as_strided(flat, self.shape, steps)
             return np.array(shown)
-        (ref,) = session().realize([self._value()], self.device)
+        value = self._value()
+        (ref,) = session().realize([value], self.device)
         return session().download(ref, self.dtype)
 
     def _is_cheap_to_read_whole(self) -> bool:
@@ -337,6 +330,24 @@ class Array:
             return False
         nbytes: int = math.prod(base.shape) * base.dtype.itemsize
         return nbytes <= max(_WHOLE_NBYTES, 2 * math.prod(self.shape) * base.dtype.itemsize)
+
+
+def _computed(storage: Storage) -> tuple[Node | DeferredValue, BufferRef]:
+    """A storage's value, computed if need be, and where it lies.
+
+    As long as the caller has the value in hand, no replay writes over it there.
+    """
+    while True:
+        realize_storages((storage,))
+        held: Node | DeferredValue | None = storage.deferred
+        if held is None or (isinstance(held, DeferredValue) and held.call is None):
+            held = storage.node
+        if isinstance(held, Node) and held.op is _BUFFER:
+            return held, held.arg
+        ref = session().realised(held)
+        if ref is not None:
+            return held, ref
+        # Another thread has changed it since, or written over where it lay.
 
 
 def realize_storages(storages: Iterable[Storage]) -> None:
@@ -385,21 +396,25 @@ def _realize_together(owner: SessionLike, by_device: dict[str, dict[Storage, Non
         found = sorted(asked, key=_since)
         if _computed_by_key(owner, device, found, spent):
             continue
-        wanted = list(dict.fromkeys(storage.node for storage in found))
-        donate = _donations(found, wanted) if owner.watching.downloads else {}
+        # Other threads may change them meanwhile: what is computed is what they hold now.
+        held = [
+            (storage, value := storage.deferred, storage.node if value is None else value.node)
+            for storage in found
+        ]
+        wanted = list(dict.fromkeys([node for _, _, node in held]))
+        donate = _donations(held, wanted) if owner.watching.downloads else {}
         free = _unread(donate, found, spent)
         refs = dict(zip(wanted, owner.realize(wanted, device, donate, free), strict=True))
-        for storage in found:
+        for storage, value, node in held:
             storage.previous = None
-            node, deferred = storage.node, storage.deferred
-            if deferred is not None and deferred.call is not None:
-                deferred.is_noted = True
-                owner.note(deferred, refs[node])
+            if value is not None and value.call is not None:
+                value.is_noted = True
+                owner.note(value, refs[node])
             if not storage.grad or storage in spent:
                 storage.settled = storage.settled or not all(
                     extent.__class__ is int for extent in node.shape
                 )
-                storage.hold(buffer_node(refs[node], node.dtype))
+                storage.hold(buffer_node(refs[node], node.dtype), value or node)
 
 
 _since = attrgetter("since")
@@ -438,12 +453,8 @@ def _computed_alone(owner: SessionLike, storage: Storage) -> bool:
         return False
     call.template.written_out = 0
     (handle,) = handles
-    after = value.call
-    if after is None or after.nodes is None:
-        # It is an array from now on.
-        value.handle, value.call = handle, None
-    else:
-        # The key was new: the call was written out.
+    if not value.lie_at(handle):
+        # The key was new, or another thread looked: the call was written out.
         ref = BufferRef(handle, form.shape, storage.device)
         _hold_computed(owner, {value: ref}, [storage], ())
     return True
@@ -479,13 +490,9 @@ def _computed_by_key(
             made.template.written_out = 0
         following = iter(handles)
         for value in missing:
-            handle, call = next(following), value.call
-            if value.form.grad or (call is not None and call.nodes is not None):
+            handle = next(following)
+            if value.form.grad or not value.lie_at(handle):
                 refs[value] = BufferRef(handle, value.form.shape, device)
-            else:
-                # It is an array from now on.
-                value.handle = handle
-                value.call = None
     if refs:
         _hold_computed(owner, refs, found, spent)
     return True
@@ -508,17 +515,19 @@ def _hold_computed(
             value.is_noted = True
             owner.note(value, ref)
         if not kept:
-            storage.hold(buffer_node(ref, value.form.dtype))
+            storage.hold(buffer_node(ref, value.form.dtype), value)
 
 
-def _donations(found: Iterable[Storage], wanted: list[Node]) -> dict[int, Any]:
+def _donations(
+    held: Iterable[tuple[Storage, DeferredValue | None, Node]], wanted: list[Node]
+) -> dict[int, Any]:
     """For positions in `wanted`: the memory of the old value, which a replay may write over."""
     return {
-        wanted.index(s.node): s.previous.handle
-        for s in found
-        if s.previous is not None
-        and s.previous.shape == s.node.shape
-        and not s.previous.handle.readonly
+        wanted.index(node): previous.handle
+        for storage, _, node in held
+        if (previous := storage.previous) is not None
+        and previous.shape == node.shape
+        and not previous.handle.readonly
     }
 
 
@@ -533,19 +542,8 @@ def _unread(donate: Mapping[int, Any], mine: Iterable[Storage], spent: list[Stor
     mine = set(mine)
     others = [s for s in live_storages() if s not in mine]
     others.extend(s for s in mine if s.grad and s not in spent)
-    read = handles_below([s.node for s in others])
+    read = handles_read_by(others)
     return [position for position, handle in donate.items() if id(handle) not in read]
-
-
-def handles_below(roots: list[Node]) -> set[int]:
-    """The identities of the buffers that evaluating `roots` again would read."""
-    owner = session()
-    found: set[int] = set()
-    for node in toposort(*roots):
-        ref = node.arg if node.op is Ops.BUFFER else owner.realised(node)
-        if ref is not None:
-            found.add(id(ref.handle))
-    return found
 
 
 def check_shape_is_int(shape: tuple[Any, ...], what: str) -> tuple[int, ...]:

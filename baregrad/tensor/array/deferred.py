@@ -11,10 +11,12 @@ have given at once.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
+from baregrad.base.locks import give_lock
 from baregrad.dtypes import DType
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node, make_node
@@ -31,6 +33,21 @@ _OUTPUTS = 1 << 8
 # The position of a value that is no call's result.
 _ARRAY = -1
 _BUFFER = Ops.BUFFER
+
+
+class Looks:
+    """The lock of all steps from one way of knowing a value to another: see `Storage`.
+
+    Nothing is computed while it is held, no Python of a call runs, and no other lock is asked for.
+    """
+
+    lock: threading.RLock
+
+    def __init__(self) -> None:
+        give_lock(self)
+
+
+looks = Looks()
 
 
 class Form:
@@ -159,7 +176,10 @@ def _filled(argument: Any, operands: Sequence[Any]) -> Any:
 
 
 class DeferredCall:
-    """A call of a template: its operands, and the nodes of its results once it is written out."""
+    """A call of a template: its operands, and the nodes of its results once it is written out.
+
+    Of threads that write it out at once, the nodes of the first are those of all.
+    """
 
     __slots__ = ("nodes", "operands", "template")
 
@@ -210,16 +230,18 @@ class DeferredValue:
 
     @property
     def node(self) -> Node:
-        """The value's node; its call is written out where it was not.
+        """The value's node, always the same; its call is written out where it was not.
 
         That of an array is held, so that who counts its readers counts who holds the value.
         """
         call = self.call
+        if call is not None and call.nodes is None:
+            _write_out(call)
+            # Another thread may have computed it meanwhile.
+            call = self.call
         if call is None:
             return self._leaf()
-        if call.nodes is None:
-            _write_out(call)
-            assert call.nodes is not None
+        assert call.nodes is not None
         node = call.nodes[self.position]
         if self.is_noted:
             owner = session()
@@ -227,6 +249,16 @@ class DeferredValue:
             if ref is not None and owner.realised(node) is None:
                 owner.note(node, ref)
         return node
+
+    def lie_at(self, handle: Any) -> bool:
+        """Be the array that was computed, unless the call was written out; whether it is one."""
+        with looks.lock:
+            call = self.call
+            if call is None or call.nodes is not None:
+                return False
+            self.handle = handle
+            self.call = None
+            return True
 
     def _leaf(self) -> Node:
         with suppress(AttributeError):
@@ -255,10 +287,12 @@ def _write_out(call: DeferredCall) -> None:
                 continue
             template = one.template
             template.written_out += counted
-            one.nodes = template.run([
+            nodes = template.run([
                 (value.node if isinstance(value, DeferredValue) else value, steps)
                 for value, steps in one.operands
             ])
+            with looks.lock:
+                one.nodes = one.nodes or nodes
         waiting.pop()
 
 

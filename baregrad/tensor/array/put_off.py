@@ -242,7 +242,8 @@ def _describe_operand(
         held = storage.node
         if held.op is _BUFFER:
             form = _form_of(owner, value.__class__, storage)
-            held = storage.deferred = DeferredValue.of_leaf(held, form)
+            leaf, held = held, DeferredValue.of_leaf(held, form)
+            storage.defer(leaf, held)
     if isinstance(held, DeferredValue):
         held.is_read = True
         key += (value.__class__, held.form)
@@ -397,7 +398,8 @@ def keep_template(owner: SessionLike, key: tuple[Any, ...], template: Any) -> No
 
 def _form_of(owner: SessionLike, kind: type[Array], storage: Storage) -> Form:
     """The form of a storage that tensors of a class show."""
-    like = storage.node if storage.deferred is None else storage.deferred.form
+    deferred = storage.deferred
+    like = storage.node if deferred is None else deferred.form
     return form_of_fields(owner, kind, like.dtype, like.shape, storage.device, storage.grad)
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
-from contextlib import suppress
+from collections.abc import Iterable
 from typing import Any, ClassVar, Protocol
 
-from baregrad.base.locks import give_lock
 from baregrad.dtypes import DType
 from baregrad.ir.core.attrs import BufferRef
-from baregrad.ir.core.node import Node, make_node
+from baregrad.ir.core.node import Node, make_node, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.tensor.array.deferred import DeferredValue
+from baregrad.tensor.array.deferred import DeferredCall, DeferredValue, looks
 from baregrad.tensor.array.link import session
 
 _BUFFER = Ops.BUFFER
@@ -31,28 +29,16 @@ _weakly = weakref.ref
 _leave = _Alive.entries.discard
 
 
-class Looks:
-    """Of several threads that come to a storage without a node, one has it made for all of them."""
-
-    lock: threading.RLock
-
-    def __init__(self) -> None:
-        give_lock(self)
-
-
-looks = Looks()
-
-
 class StorageWatcher(Protocol):
     """Who wants to know when a storage is looked at, or changed.
 
-    has_value: the storage has no node, until somebody asks for it.
+    ref: where the value lies that was left to the watcher alone, None where a storage has it.
     """
 
-    has_value: bool
+    ref: BufferRef | None
 
     def looked_at(self) -> Node | None:
-        """Note it, once; the value where the storage has not even that as a node."""
+        """Note it, once; the leaf of what was left without a node. It takes no lock."""
 
 
 class Storage:
@@ -66,6 +52,20 @@ class Storage:
     `deferred`: the value as a call's result or as an array, None where it is known as a node alone.
     `node` is made of it when it is first asked for.
     `watcher`: told once of a change, and where it left no `node` of who looks at the value.
+
+    The value is known as `deferred`, as `node`, as both, which are one value then, or to the
+    watcher alone. That holds at any moment, for threads share storages and look at each other's:
+
+    - Who changes one of the three does so by a method, in one step under `looks.lock`. In it
+      nothing is called that takes another lock, runs the Python of a call or computes.
+    - Whoever replaces a value by the same one in another form says by which he means it (`hold`,
+      `leave_to`, `watch`, `defer`): where another thread has put a new value meanwhile, that stays.
+    - One of the three may be read without the lock. Who reads `deferred` and, where that is None,
+      `node` has a value that was there. Reading `node` may write calls out and tell a watcher, so
+      who goes through all storages asks `held`, which does neither.
+    - A reader keeps the node, or the deferred value, in hand for as long as it reads the memory.
+      A replay that writes over memory takes the node out of the storage first and counts then who
+      else has it.
     """
 
     __slots__ = (
@@ -93,16 +93,48 @@ class Storage:
 
     def __getattr__(self, name: str) -> Any:
         # Only what was never set, or is left to a watcher, comes here.
-        if name == "node":
+        if name != "node":
+            raise AttributeError(f"a storage has no {name}")
+        while True:
             deferred = self.deferred
             if deferred is not None:
-                node = self.node = deferred.node
+                # It may run the Python of calls, for which nobody else waits.
+                node = deferred.node
+                with looks.lock:
+                    if self.deferred is deferred:
+                        self.node = node
                 return node
             with looks.lock:
                 self.tell_watcher()
-                # Asked without this method, which would ask itself for ever where there is none.
-                return object.__getattribute__(self, name)
-        raise AttributeError(f"a storage has no {name}")
+                known = self.known_node
+                if known is not None:
+                    return known
+                if self.deferred is None:
+                    raise AttributeError("a storage has no value yet")
+            # Another thread has put one meanwhile.
+
+    @property
+    def known_node(self) -> Node | None:
+        """The node where there is one: none is made, and nobody is told."""
+        try:
+            # Asked without `__getattr__`, which would make one.
+            found: Node = object.__getattribute__(self, "node")
+        except AttributeError:
+            return None
+        return found
+
+    def held(self) -> Node | DeferredValue | BufferRef:
+        """What it holds, in the form that it has: the place of what a watcher alone knows.
+
+        It changes nothing about the storage, which may be another thread's.
+        """
+        with looks.lock:
+            found = self.deferred or self.known_node
+            if found is not None:
+                return found
+            assert self.watcher is not None
+            assert self.watcher.ref is not None
+            return self.watcher.ref
 
     def tell_watcher(self) -> None:
         """Tell the watcher that somebody looks, and watch no more."""
@@ -116,14 +148,35 @@ class Storage:
     @property
     def is_left(self) -> bool:
         """Whether a watcher alone knows the value."""
-        return self.watcher is not None and self.watcher.has_value
+        return self.deferred is None and self.known_node is None
 
-    def leave_to(self, watcher: StorageWatcher) -> None:
-        """Have no node until somebody asks for it, and let the watcher know then."""
+    def leave_to(self, watcher: StorageWatcher, node: Node) -> bool:
+        """Have no node until somebody asks for it, and let the watcher know then.
+
+        False, and nothing is done, where the value is no longer the one of this node.
+        """
         with looks.lock:
+            if self.known_node is not node:
+                return False
+            if self.watcher is not None:
+                self.tell_watcher()
+            before = self.deferred
+            # Nothing runs between these three, since what they drop is held: no Ctrl-C comes.
             self.watcher = watcher
             self.deferred = None
             del self.node
+            del before
+            return True
+
+    def watch(self, watcher: StorageWatcher, node: Node) -> bool:
+        """Let a watcher know of the next change; False where the value is not this node's now."""
+        with looks.lock:
+            if self.known_node is not node:
+                return False
+            if self.watcher is not None:
+                self.tell_watcher()
+            self.watcher = watcher
+            return True
 
     @property
     def is_pending(self) -> bool:
@@ -131,12 +184,35 @@ class Storage:
         deferred = self.deferred
         return self.node.op is not _BUFFER if deferred is None else deferred.call is not None
 
-    def hold(self, node: Node) -> None:
-        """Let the same value be known as another node."""
-        if self.watcher is not None:
-            self.tell_watcher()
-        self.node = node
-        self.deferred = None
+    def hold(self, node: Node, value: Node | DeferredValue) -> None:
+        """Let a value be known as another node, where it is the present one still."""
+        with looks.lock:
+            if value is not self.deferred and value is not self.known_node:
+                return
+            if self.watcher is not None:
+                self.tell_watcher()
+            self.node = node
+            self.deferred = None
+
+    def defer(self, node: Node, value: DeferredValue) -> None:
+        """Let the value that is known as a node alone be known to calls as well."""
+        with looks.lock:
+            if self.deferred is None and self.node is node:
+                self.deferred = value
+
+    def as_node(self) -> Node:
+        """The node, as which alone the value is known from now on.
+
+        Who else holds the value as it is known to calls holds its node, and so is counted.
+        """
+        while True:
+            node = self.node
+            if self.deferred is None:
+                return node
+            with looks.lock:
+                if self.known_node is node:
+                    self.deferred = None
+                    return node
 
     def stamp(self) -> None:
         """Note that what the storage holds is new, where its memory has changed."""
@@ -145,46 +221,35 @@ class Storage:
     def put(self, value: Node | DeferredValue, grad: bool = False) -> None:
         """Change the value; watchers of the session's writes get the storage and the old node."""
         watching = session().watching
-        if self.watcher is not None:
-            self.tell_watcher()
-        old = self.node if watching.writes or self.deferred is None else None
-        if not self.is_pending:
-            self.previous = self.deferred if old is None else old.arg
-        if isinstance(value, Node):
-            self.hold(value)
-        else:
-            value.is_read = True
-            self.deferred = value
-            with suppress(AttributeError):  # nobody may have asked for it
-                del self.node
-        self.grad = grad
-        self.known = None
-        self.settled = False
-        self.since = next(_clock)
+        # Before the step: the Python of a call may run.
+        old = self.node if watching.writes else None
+        with looks.lock:
+            if self.watcher is not None:
+                self.tell_watcher()
+            before = self.deferred
+            last: Node | None = self.known_node
+            if before is None:
+                if last is not None and last.op is _BUFFER:
+                    self.previous = last.arg
+            elif before.call is None:
+                self.previous = before if old is None else before.node.arg
+            # Nothing runs between the two, since what they drop is held: no Ctrl-C comes.
+            if isinstance(value, DeferredValue):
+                value.is_read = True
+                self.deferred = value
+                if last is not None:
+                    del self.node
+            else:
+                self.node = value
+                self.deferred = None
+            self.grad = grad
+            self.known = None
+            self.settled = False
+            self.since = next(_clock)
         watching.touched += 1
         if old is not None:
             for observer in watching.writes:
                 observer(self, old)
-
-
-def live_storages() -> list[Storage]:
-    """Every storage that anything still holds, in no order."""
-    # Copied in one step: entries go at any time.
-    return [storage for entry in list(_Alive.entries) if (storage := entry()) is not None]
-
-
-def live_values() -> set[Node]:
-    """The values of live storages, as far as they have nodes."""
-    found: set[Node] = set()
-    for storage in live_storages():
-        deferred = storage.deferred
-        if storage.is_left:
-            continue  # to a watcher: nobody has its node
-        if deferred is None:
-            found.add(storage.node)
-        elif deferred.call is not None and deferred.call.nodes is not None:
-            found.add(deferred.call.nodes[deferred.position])
-    return found
 
 
 def buffer_node(ref: BufferRef, dtype: DType) -> Node:
@@ -199,3 +264,80 @@ def handle_of(storage: Storage) -> Any:
         return deferred.handle if deferred.call is None else None
     node = storage.node
     return node.arg.handle if node.op is _BUFFER else None
+
+
+# --- what all threads have: it is read as it is, and never changed -------------------------------
+
+
+def live_storages() -> list[Storage]:
+    """Every storage that anything still holds, in no order."""
+    # Copied in one step: entries go at any time.
+    return [storage for entry in list(_Alive.entries) if (storage := entry()) is not None]
+
+
+def live_values() -> set[Node]:
+    """The values of live storages, as far as they are calls' results that have nodes."""
+    found: set[Node] = set()
+    for storage in live_storages():
+        value = storage.held()
+        if isinstance(value, DeferredValue):
+            call = value.call
+            if call is not None and call.nodes is not None:
+                found.add(call.nodes[value.position])
+        elif isinstance(value, Node):
+            found.add(value)
+    return found
+
+
+def place_of(value: Node | DeferredValue | BufferRef) -> BufferRef | None:
+    """Where a value lies that is an array, cut from its history or not; None for any other."""
+    if isinstance(value, DeferredValue):
+        call = value.call
+        if call is None:
+            return BufferRef(value.handle, value.form.shape, value.form.device)
+        return None if call.nodes is None else leaf_of(call.nodes[value.position])
+    return leaf_of(value) if isinstance(value, Node) else value
+
+
+def leaf_of(node: Node) -> BufferRef | None:
+    """Where the value of a leaf lies, be it cut or not; None for an expression."""
+    while node.op is Ops.DETACH:
+        node = node.src[0]
+    return node.arg if node.op is _BUFFER else None
+
+
+def handles_read_by(storages: Iterable[Storage]) -> set[int]:
+    """The identities of the buffers that computing the values of storages would read.
+
+    Those of calls that were not written out are all that they are given.
+    """
+    owner = session()
+    found: set[int] = set()
+    roots: dict[Node, None] = {}
+    calls: dict[DeferredCall, None] = {}
+    waiting: list[Node | DeferredValue | BufferRef] = [storage.held() for storage in storages]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Node):
+            roots[value] = None
+            continue
+        if isinstance(value, BufferRef):
+            found.add(id(value.handle))
+            continue
+        call = value.call
+        if call is None:
+            found.add(id(value.handle))
+            continue
+        ref = owner.realised(value)
+        if ref is not None:
+            found.add(id(ref.handle))
+        if call.nodes is not None:
+            roots[call.nodes[value.position]] = None
+        elif call not in calls:
+            calls[call] = None
+            waiting += [operand for operand, _ in call.operands]
+    for node in toposort(*roots):
+        ref = node.arg if node.op is _BUFFER else owner.realised(node)
+        if ref is not None:
+            found.add(id(ref.handle))
+    return found

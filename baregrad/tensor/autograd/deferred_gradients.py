@@ -150,9 +150,9 @@ def _operands(value: DeferredValue, gradient: Tensor | None) -> tuple[Operand, .
     storage = gradient._storage
     if gradient._steps or gradient.shape != shape or storage.device != value.form.device:
         return None
-    if storage.deferred is not None:
-        storage.deferred.is_read = True
-        return (value, ()), (storage.deferred, ())
-    if storage.node.op is not Ops.BUFFER:
-        return None
-    return (value, ()), (storage.node, ())
+    deferred = storage.deferred
+    if deferred is not None:
+        deferred.is_read = True
+        return (value, ()), (deferred, ())
+    node = storage.node
+    return None if node.op is not Ops.BUFFER else ((value, ()), (node, ()))

@@ -7,11 +7,10 @@ from typing import Any
 from baregrad.base.errors import JitError
 from baregrad.engine.capture import is_plain
 from baregrad.engine.session import current_session
-from baregrad.tensor.array.storage import Storage, buffer_node
+from baregrad.tensor.array.storage import Storage, buffer_node, leaf_of
 from baregrad.tensor.array.views import is_whole
 from baregrad.tensor.jit.entry import Entry
 from baregrad.tensor.jit.parts import Call
-from baregrad.tensor.jit.state import leaf_of
 from baregrad.tensor.jit.trees import leaves, map_tree
 from baregrad.tensor.tensor import Tensor
 

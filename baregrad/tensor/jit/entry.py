@@ -13,7 +13,7 @@ from baregrad.engine.session import Run, Session
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
 from baregrad.tensor.array.core import realize_storages
-from baregrad.tensor.array.storage import Storage, buffer_node
+from baregrad.tensor.array.storage import Storage, buffer_node, leaf_of
 from baregrad.tensor.jit.closure import Surroundings
 from baregrad.tensor.jit.constants import differing_constant
 from baregrad.tensor.jit.gradients import Gradients
@@ -24,7 +24,6 @@ from baregrad.tensor.jit.state import (
     changed_state,
     every_storage,
     holders_of,
-    leaf_of,
     read_by_others,
     settle_state,
 )
@@ -142,8 +141,11 @@ class Entry:
     def _settle_written(self, changed: Sequence[Storage]) -> None:
         """Let what the function changed hold its value alone, without gradients."""
         for storage in changed:
-            ref = cast(BufferRef, _ref_of(self.session, storage.node))
-            storage.hold(buffer_node(ref, storage.node.dtype))
+            node = storage.node
+            ref = _ref_of(self.session, node)
+            if ref is None:
+                continue  # another thread has changed it since
+            storage.hold(buffer_node(ref, node.dtype), node)
             storage.grad = False
 
     def _note_written(self, arguments: Sequence[Tensor], changed: Sequence[Storage]) -> None:

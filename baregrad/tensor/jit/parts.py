@@ -171,8 +171,8 @@ class Histories:
                 continue
             leaf = buffer_node(ref._replace(handle=copied(ref.handle)), node.dtype)
             self.nodes[storage] = node
-            storage.hold(Node(Ops.DETACH, node.dtype, (leaf,), Cut(node)))
-            self.cut[storage] = storage.node
+            self.cut[storage] = Node(Ops.DETACH, node.dtype, (leaf,), Cut(node))
+            storage.hold(self.cut[storage], node)
 
     def __enter__(self) -> None:
         """Histories are cut from the start."""
@@ -180,8 +180,7 @@ class Histories:
     def __exit__(self, *error: object) -> None:
         """Give storages that nobody wrote their histories back."""
         for storage, node in self.nodes.items():
-            if storage.node is self.cut[storage]:
-                storage.hold(node)
+            storage.hold(node, self.cut[storage])
 
 
 def part_shared(storages: Iterable[Storage], taken: Iterable[int] = ()) -> None:
@@ -194,7 +193,8 @@ def part_shared(storages: Iterable[Storage], taken: Iterable[int] = ()) -> None:
         node = storage.node
         if node.op is not Ops.BUFFER:
             continue
-        if id(node.arg.handle) in seen:
-            own = node.arg._replace(handle=copied(node.arg.handle))
-            storage.hold(buffer_node(own, node.dtype))
-        seen.add(id(storage.node.arg.handle))
+        handle = node.arg.handle
+        if id(handle) in seen:
+            handle = copied(handle)
+            storage.hold(buffer_node(node.arg._replace(handle=handle), node.dtype), node)
+        seen.add(id(handle))

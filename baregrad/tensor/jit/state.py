@@ -14,8 +14,16 @@ from baregrad.engine.session import current_session
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.tensor.array.core import handles_below, realize_storages
-from baregrad.tensor.array.storage import Storage, buffer_node, live_storages, looks
+from baregrad.tensor.array.core import realize_storages
+from baregrad.tensor.array.deferred import looks
+from baregrad.tensor.array.storage import (
+    Storage,
+    buffer_node,
+    handles_read_by,
+    leaf_of,
+    live_storages,
+    place_of,
+)
 
 Look = Callable[[], Storage | None]
 _BUFFER = Ops.BUFFER
@@ -41,13 +49,12 @@ class Left:
     made when it is asked for. It is remembered weakly, since its readers are counted.
     """
 
-    __slots__ = ("dtype", "has_value", "leaf", "ref", "watch")
+    __slots__ = ("dtype", "leaf", "ref", "watch")
 
     def __init__(self, watch: Touch, dtype: DType, ref: BufferRef | None) -> None:
         self.watch = watch
         self.dtype = dtype
         self.ref = ref
-        self.has_value = ref is not None
         self.leaf: Callable[[], Node | None] = _no_leaf
 
     def looked_at(self) -> Node | None:
@@ -55,7 +62,6 @@ class Left:
         self.watch.is_touched = True
         if self.ref is None:
             return None
-        self.has_value = False
         # No value of before the memory changed is this one.
         made = buffer_node(self.ref.renewed(), self.dtype)
         self.leaf = weakref.ref(made)
@@ -95,26 +101,35 @@ class State:
             return self.history is None or self.history() is not node
         return False
 
-    def settle(self, storage: Storage, group: Sequence[State], watch: Touch) -> None:
+    def settle(
+        self, storage: Storage, group: Sequence[State], watch: Touch, is_read: bool = False
+    ) -> None:
         """Put the value where a replay may read it, and write over it; watch the storage.
 
         Where something else reads what changes (a copy of the state, a lazy expression), that gets
         memory of its own. It is another storage with the same leaf, or one with a leaf of its own
-        over the same memory: a view that was computed, an equal expression.
+        over the same memory: a view that was computed, an equal expression. is_read: there is such
+        a reader, whom nobody can count any more.
         """
-        # Who else holds the value as it is known to calls holds its node.
-        storage.deferred = None
-        handle = self._present(storage, group)
-        if self.changes:
-            shared = handle.shared or handle.readonly
-            if shared or _count(storage.node) >= _OWN_REFERENCES:
+        while True:
+            node, handle = self.present(storage, group)
+            is_own = self.changes and (
+                is_read or handle.shared or handle.readonly or _count(node) > _OWN_REFERENCES
+            )
+            if is_own:
                 handle = copied(handle)
-        self.leave(storage, handle, watch)
+            if not self.leave(storage, node, handle, watch):
+                continue  # another thread has changed it meanwhile
+            if is_own or not self.changes or _count(node) < _OWN_REFERENCES:
+                return
+            # Another thread came before the node was gone.
+            is_read = True
 
-    def leave(self, storage: Storage, handle: Any, watch: Touch) -> None:
+    def leave(self, storage: Storage, node: Node, handle: Any, watch: Touch) -> bool:
         """Let the storage tell who comes: of any change, and of any look at what changes here.
 
         Memory that changes is read through a leaf of its own, and no value is known to lie there.
+        False where the value is no longer the one of this node.
         """
         before = self._seen()
         if before is not None and before is not storage and before.watcher is self.left:
@@ -123,29 +138,34 @@ class State:
             storage.tell_watcher()
         self.handle = handle
         self._seen = weakref.ref(storage)
-        node = storage.node
         if self.changes:
             current_session().forget((id(handle),))
             self.left = Left(watch, node.dtype, self.ref._replace(handle=handle))
-            storage.leave_to(self.left)
-            return
+            return storage.leave_to(self.left, node)
         self.left = Left(watch, node.dtype, None)
         if node.op is not _BUFFER:
             watch.is_touched = True  # an expression, which others compute when they like
-            return
+            return True
         self.left.leaf = weakref.ref(node)
-        storage.watcher = self.left
+        return storage.watch(self.left, node)
 
-    def _present(self, storage: Storage, group: Sequence[State]) -> Any:
-        """Where the storage's value lies, computed if need be, together with the others'."""
-        if storage.node.op is not _BUFFER:
+    def present(self, storage: Storage, group: Sequence[State]) -> tuple[Node, Any]:
+        """The storage's value, known as a node alone, and where it lies.
+
+        It is computed if need be, together with those of the others.
+        """
+        node = storage.as_node()
+        while node.op is not _BUFFER:
             found = [one.look() for one in group]
             realize_storages(
                 s for s in found if s is not None and not s.is_left and s.node.op is not _BUFFER
             )
-        held = leaf_of(storage.node) or current_session().realised(storage.node)
-        assert held is not None
-        return held.handle
+            node = storage.as_node()
+            ref = leaf_of(node) or current_session().realised(node)
+            if ref is not None:
+                return node, ref.handle
+            # Another thread has put a value since that is not computed yet.
+        return node, node.arg.handle
 
 
 class States:
@@ -172,9 +192,9 @@ class States:
         for one in self.every[: self.changing]:
             storage = one.look()
             if storage is not None:
-                handle = one._present(storage, self.every)
+                node, handle = one.present(storage, self.every)
                 current_session().forget((id(handle),))
-                storage.hold(buffer_node(one.ref.renewed(handle), storage.node.dtype))
+                storage.hold(buffer_node(one.ref.renewed(handle), node.dtype), node)
 
     def is_stale(self) -> bool:
         """Whether one of the storages holds something that the captured work was not made for."""
@@ -202,14 +222,22 @@ class States:
             tensor._cached = None
         # Whoever comes meanwhile is noted.
         self._watch.is_touched = False
+        try:
+            self._settle()
+        except BaseException:
+            # Not all of it is where the next replay would take it to be.
+            self._watch.is_touched = True
+            raise
+        return self._handles
+
+    def _settle(self) -> None:
+        """Have all state where replays read it and write over it, and left to be watched."""
         read = []
         for one in self.every:
             storage, left = one.look(), one.left
             if storage is None or storage.watcher is left:
                 continue
-            node = storage.node
-            # Who else holds the value as it is known to calls holds its node.
-            storage.deferred = None
+            node = storage.node if storage.deferred is None else storage.as_node()
             if node is not left.leaf() or (
                 one.changes and (_count(node) > _OWN_REFERENCES or one.handle.shared)
             ):
@@ -217,26 +245,25 @@ class States:
                 one.settle(storage, self.every, self._watch)
                 continue
             # It was looked at, and nobody has kept what he saw.
-            if storage.watcher is not None:
-                storage.tell_watcher()
-            if not one.changes:
-                storage.watcher = left
-                continue
-            left.has_value = True
             with looks.lock:
-                storage.watcher = left
-                del storage.node
-            if _count(node) >= _OWN_REFERENCES:
-                # Another thread came before the node was gone.
-                storage.hold(node)
+                # What `leave_to` and `watch` do, without a call for each of many.
+                is_left = storage.deferred is None and storage.node is node
+                if is_left:
+                    if storage.watcher is not None:
+                        storage.tell_watcher()
+                    storage.watcher = left
+                    if one.changes:
+                        del storage.node
+            # Another thread may have come before the node was gone.
+            is_read = one.changes and _count(node) >= _OWN_REFERENCES
+            if not is_left or is_read:
                 del node
-                one.settle(storage, self.every, self._watch)
-                continue
-            read.append(id(one.handle))
+                one.settle(storage, self.every, self._watch, is_read)
+            elif one.changes:
+                read.append(id(one.handle))
         current_session().forget(read)
         self._handles = [one.handle for one in self.every]
         self._left = [one.left for one in self._elsewhere]
-        return self._handles
 
     @property
     def changes_gradients(self) -> bool:
@@ -272,13 +299,6 @@ def _no_storage() -> None:
     """The storage of a state that was not looked at yet."""
 
 
-def leaf_of(node: Node) -> BufferRef | None:
-    """Where the value of a leaf lies, be it cut or not; None for an expression."""
-    while node.op is Ops.DETACH:
-        node = node.src[0]
-    return node.arg if node.op is _BUFFER else None
-
-
 def copied(handle: Any) -> Any:
     """A copy of a buffer, in memory of its own."""
     return handle.device.duplicate(handle)
@@ -306,24 +326,30 @@ def changed_state(
     for storage, old in written.items():
         if storage in own:
             continue
-        kept, made = leaf_of(old), storage.node.arg
+        kept, node = leaf_of(old), storage.node
+        made = leaf_of(node)
         if kept is None:
             raise JitError(
                 "the function changes a tensor that was not computed yet, and that it does not "
                 "reach by its closure or globals",
                 hint="realize() the tensor before the call",
             )
+        if made is None:
+            raise JitError(
+                "another thread changes a tensor that the function changes, while it is captured",
+                hint="call the function twice before other threads change what it changes",
+            )
         look = looks.get(id(storage)) or weakref.ref(storage)
         state[id(kept.handle)] = (look, kept)
         if made.handle is not kept.handle:
             updates.append((made, kept.handle))
-            storage.hold(buffer_node(kept, storage.node.dtype))
+            storage.hold(buffer_node(kept, node.dtype), node)
     return updates, state
 
 
 def read_by_others(written: Mapping[Storage, Node]) -> set[int]:
     """The ids of the handles that values of other storages than these are made of."""
-    return handles_below([s.node for s in every_storage().values() if s not in written])
+    return handles_read_by([s for s in live_storages() if s not in written])
 
 
 def settle_state(
@@ -337,13 +363,14 @@ def settle_state(
     made = {id(kept): new for new, kept in updates}
     taken: set[int] = set()
     for storage in written:
-        if storage.node.op is not Ops.BUFFER or id(storage.node.arg.handle) not in made:
+        node = storage.node
+        if node.op is not _BUFFER or id(node.arg.handle) not in made:
             continue
-        handle = made[id(storage.node.arg.handle)]
+        handle = made[id(node.arg.handle)]
         if id(handle) not in in_place or id(handle) in taken:
             handle = copied(handle)
         taken.add(id(handle))
-        storage.hold(buffer_node(storage.node.arg._replace(handle=handle), storage.node.dtype))
+        storage.hold(buffer_node(node.arg._replace(handle=handle), node.dtype), node)
 
 
 def holders_of(
@@ -373,7 +400,7 @@ def holders_of(
     everything = every_storage()
     reached = [everything[place] for place in looks if place in everything]
     for candidate in (*closed, *reached, *everything.values()):
-        ref = leaf_of(cut.get(candidate, candidate.node))
+        ref = place_of(cut[candidate] if candidate in cut else candidate.held())
         if ref is not None and rest.pop(id(ref.handle), None) is not None:
             look = looks.get(id(candidate)) or weakref.ref(candidate)
             found.append(made(look, ref, False))

@@ -120,7 +120,8 @@ def describe(
                 if hooks is not None and (hooks.before or hooks.after):
                     key.append((hooks.before, hooks.after))
             else:
-                like = storage.node if storage.deferred is None else storage.deferred.form
+                deferred = storage.deferred
+                like = storage.node if deferred is None else deferred.form
                 shape, dtype, grad = like.shape, like.dtype, storage.grad
             for extent in shape:
                 if extent.__class__ is not int:

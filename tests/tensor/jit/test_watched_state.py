@@ -157,10 +157,8 @@ def test_a_function_that_is_gone_leaves_its_other_state_to_be_freed() -> None:
 class Slow:
     """A watcher that lets another thread come to the storage while it is told of this one."""
 
-    has_value = True
-
     def __init__(self, storage: Storage, node: Node) -> None:
-        self.storage, self.node = storage, node
+        self.storage, self.node, self.ref = storage, node, node.arg
         self.found: list[object] = []
         self.other = threading.Thread(target=self.come)
 
@@ -181,7 +179,7 @@ def test_of_two_threads_that_come_to_left_state_both_find_it() -> None:
     storage = counter()._storage
     node = storage.node
     watcher = Slow(storage, node)
-    storage.leave_to(watcher)
+    assert storage.leave_to(watcher, node)
     assert storage.node is node
     watcher.other.join()
     assert watcher.found == [node]
