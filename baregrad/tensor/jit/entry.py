@@ -187,22 +187,21 @@ class Entry:
             before = self.surroundings
             leafs = [t for t in before.tensors if t.is_leaf and t.requires_grad]
             gradients = [(t, t.grad) for t in leafs]
-            histories = self._prepare(before, [g for _, g in gradients if g is not None])
-            refs = call.references()
-            clones = call.stand_ins(refs)
-            held.close()
-            capture = Capture(self.session)
-            with histories, capture:
-                args, kwargs = _with_stand_ins(call, clones)
-                older, written, result = self._noting_writes(args, kwargs, held)
-                tensors = [t for t in leaves(result) if isinstance(t, Tensor)]
-                shown = [settled_view(t) for t in tensors]
-                made = [t.grad for t in (*leafs, *clones) if t.grad is not None]
-                computed = (*written, *(g._storage for g in made))
-                settled = [t._storage for t in shown]
-                # Those that are symbolic are so no more once they are computed.
-                self.shapes = {each: each.node.shape for each in (*settled, *computed)}
-                _compute(tensors, shown, computed)
+            with self._prepare(before, [g for _, g in gradients if g is not None]) as histories:
+                refs = call.references()
+                clones = call.stand_ins(refs)
+                held.close()
+                with Capture(self.session) as capture:
+                    args, kwargs = _with_stand_ins(call, clones)
+                    older, written, result = self._noting_writes(args, kwargs, held)
+                    tensors = [t for t in leaves(result) if isinstance(t, Tensor)]
+                    shown = [settled_view(t) for t in tensors]
+                    made = [t.grad for t in (*leafs, *clones) if t.grad is not None]
+                    computed = (*written, *(g._storage for g in made))
+                    settled = [t._storage for t in shown]
+                    # Those that are symbolic are so no more once they are computed.
+                    self.shapes = {each: each.node.shape for each in (*settled, *computed)}
+                    _compute(tensors, shown, computed)
             self._check(capture, before)
             self.gradients = Gradients(call, clones, gradients)
             self.results = sort_results(result, shown, clones, older, before.tensors)

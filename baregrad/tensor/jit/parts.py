@@ -28,8 +28,10 @@ class Call:
     """One call's arguments: their tensors, and the tree they stand in.
 
     `tensors` has the arguments first, then the gradients that some of them hold: `grads` says whose
-    each is.
+    each is. `read`: what they are of, held so that no other thread's replay writes over it.
     """
+
+    read: list[Node]
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.tree = (args, kwargs)
@@ -104,7 +106,9 @@ class Call:
         """
         refs = []
         shapes = [tensor.shape for tensor in self.tensors]
-        for ref, shape in zip(self._computed(), shapes, strict=True):
+        computed = self._computed()
+        self.read = [tensor._storage.node for tensor in self.tensors]
+        for ref, shape in zip(computed, shapes, strict=True):
             handle = ref.handle.view(0, ref.handle.nbytes)
             handle.readonly = True
             refs.append(BufferRef(handle, shape, ref.device))
@@ -164,18 +168,26 @@ class Histories:
     def __init__(self, storages: Iterable[Storage]) -> None:
         self.nodes: dict[Storage, Node] = {}
         self.cut: dict[Storage, Node] = {}
+        try:
+            self._cut(storages)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _cut(self, storages: Iterable[Storage]) -> None:
         for storage in storages:
             node = storage.node
             ref = None if node.op is Ops.BUFFER else current_session().realised(node)
             if ref is None:
                 continue
             leaf = buffer_node(ref._replace(handle=copied(ref.handle)), node.dtype)
-            self.nodes[storage] = node
             self.cut[storage] = Node(Ops.DETACH, node.dtype, (leaf,), Cut(node))
+            self.nodes[storage] = node
             storage.hold(self.cut[storage], node)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Histories:
         """Histories are cut from the start."""
+        return self
 
     def __exit__(self, *error: object) -> None:
         """Give storages that nobody wrote their histories back."""

@@ -23,6 +23,7 @@ from baregrad.tensor.array import core, deferred
 from baregrad.tensor.array.deferred import CallTemplate, DeferredValue
 from baregrad.tensor.array.storage import Storage
 from baregrad.tensor.jit import state
+from baregrad.tensor.jit.parts import Call
 from baregrad.tensor.jit.state import State, read_by_others
 
 WAIT_S = 60
@@ -273,6 +274,51 @@ def test_state_is_looked_at_again_after_an_interruption(monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         total(x)
     assert total(x).tolist() == [200.0]
+
+
+def test_an_argument_that_another_thread_trains_during_a_capture() -> None:
+    weights = held(0.0, 0.0)
+    step = counting(weights, 4)
+    owner = current_session()
+
+    def elsewhere() -> None:
+        with options.override(device="CPU"), use_session(owner):
+            step()
+
+    @jit
+    def double(x: Tensor) -> Tensor:
+        first = x * 1
+        if double.captures:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(elsewhere).result(WAIT_S)
+        return first + x
+
+    assert double(weights).tolist() == [8.0, 8.0]
+    assert double(weights).tolist() == [8.0, 8.0]
+    assert double(weights).tolist() == [10.0, 10.0]
+
+
+@pytest.mark.parametrize("name", ["references", "stand_ins"])
+def test_a_history_is_there_again_after_an_interrupted_capture(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    leaf, x = held(1.0, 2.0).requires_grad_(), held(3.0, 4.0)
+    weight = (leaf * 2).realize()
+
+    @jit
+    def scaled(x: Tensor) -> Tensor:
+        return x * weight.detach()
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    scaled(x)
+    before(monkeypatch, Call, name, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        scaled(x)
+    weight.sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [2.0, 2.0]
 
 
 def test_two_threads_read_and_train_the_same_weights() -> None:
