@@ -17,6 +17,7 @@ import pytest
 
 from baregrad import Tensor, jit
 from baregrad.base.options import options
+from baregrad.engine.capture import Replay
 from baregrad.engine.session import Session, current_session, use_session
 from baregrad.ir.core.node import Node
 from baregrad.tensor.array import core, deferred
@@ -253,6 +254,28 @@ def test_no_replay_writes_over_what_is_being_read(
     before(monkeypatch, session, "download", lambda *_: step())
     assert counter.tolist() == [4.0, 4.0]
     assert counter.tolist() == [5.0, 5.0]
+
+
+def test_a_reading_waits_for_the_replay_that_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = held(0.0, 0.0)
+    step = counting(counter, 4)
+    owner = current_session()
+    found: list[list[float]] = []
+
+    def read() -> None:
+        with options.override(device="CPU"), use_session(owner):
+            found.append(counter.tolist())
+
+    reading = threading.Thread(target=read)
+
+    def begin(*_: Any) -> None:
+        reading.start()
+        reading.join(0.2)
+
+    before(monkeypatch, Replay, "submit", begin)
+    step()
+    reading.join(WAIT_S)
+    assert found == [[5.0, 5.0]]
 
 
 def test_state_is_looked_at_again_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
