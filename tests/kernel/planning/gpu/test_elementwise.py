@@ -65,7 +65,7 @@ def test_broadcast_operands(shape: tuple[int, int]) -> None:
 def test_loads_come_before_stores() -> None:
     """A load does not pass a store, so a thread has all its loads under way first."""
     found = accesses(param(0, LARGE) + param(1, LARGE))
-    assert found == ["ld.global.v4.f32"] * 4 + ["st.global.v4.f32"] * 2
+    assert found == ["ld.global.v4.f32"] * 2 + ["st.global.v4.f32"]
 
 
 def test_what_follows_a_product_is_loaded_before_it_is_divided_and_stored() -> None:
@@ -83,7 +83,7 @@ def test_what_follows_a_product_is_loaded_before_it_is_divided_and_stored() -> N
 
 def test_sizes_that_nothing_divides_have_wide_accesses() -> None:
     found = accesses(param(0, LARGE + 3) * 2)
-    assert found.count("ld.global.v4.f32") == 2
+    assert found.count("ld.global.v4.f32") == 1
     assert found.count("ld.global.f32") == 1
     flat = accesses(param(0, LARGE // 1001, 1001) * 2)
     assert "ld.global.v4.f32" in flat
