@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import re
@@ -97,15 +98,36 @@ def test_an_array_read_both_ways() -> None:
     check_gpu(kernel, choose_schedule(kernel, HOPPER))
 
 
-@pytest.mark.parametrize(("dtype", "access"), [(dtypes.float32, "f32"), (dtypes.bfloat16, "b32")])
-def test_both_ways_are_words_of_neighbours(dtype: DType, access: str) -> None:
-    kernel = transpose(4096, 4096, dtype)
+@pytest.mark.parametrize(("dtype", "access", "side"), [
+    (dtypes.float32, "f32", 2048), (dtypes.float32, "f32", 4112), (dtypes.bfloat16, "b32", 4096),
+])  # fmt: skip
+def test_both_ways_are_words_of_neighbours(dtype: DType, access: str, side: int) -> None:
+    """Of float32s in tiles that are whole, many enough, these are of four."""
+    kernel = transpose(side, side, dtype)
     *_, last = Compiler(HOPPER, render.get("ptx"), None, None).stages(kernel)
     text = str(last.result)
     # A block has 256 threads, whatever a word holds.
     words = 64 * 32 // 256 if dtype.itemsize == 2 else 32 * 32 // 256
     assert re.findall(r"ld\.global\S*", text) == [f"ld.global.{access}"] * words
     assert re.findall(r"st\.global\S*", text) == [f"st.global.{access}"] * words
+
+
+def test_many_whole_tiles_of_words_are_moved_by_wide_accesses() -> None:
+    kernel = transpose(4096, 4096, dtypes.float32)
+    *_, last = Compiler(HOPPER, render.get("ptx"), None, None).stages(kernel)
+    text = str(last.result)
+    accesses = 64 * 64 // 4 // 256
+    assert re.findall(r"ld\.global\S*", text) == ["ld.global.v4.f32"] * accesses
+    assert re.findall(r"st\.global\S*", text) == ["st.global.v4.f32"] * accesses
+
+
+def test_wide_tiles_move_every_element() -> None:
+    """Of a machine that so few keep busy."""
+    few = dataclasses.replace(HOPPER, busy_threads=64)
+    for kernel in (transpose(128, 64, dtypes.float32), with_its_transpose(64)):
+        schedule = choose_schedule(kernel, few)
+        assert "i1_x=16, i1_v=4" in str(schedule)
+        check_gpu(kernel, schedule, few)
 
 
 def test_short_sides_are_no_tiles() -> None:
