@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir.analysis.stream import rounded
 from baregrad.ir.core.node import Node, alu, const, make_node
 from baregrad.ir.core.op import Ops
@@ -43,6 +43,7 @@ class RowStates:
 
     own: the axes of rows. part, n: those of tiles of keys, and of keys in one. scores: exponents,
     or what they are multiples of; powers: where powers lie. sums: of powers, over rows and n.
+    has_octets: whether values are 8-bit floats, which lanes widen.
     """
 
     facts: StreamFacts
@@ -53,6 +54,7 @@ class RowStates:
     powers: Node
     row: RowArrays
     sums: Node
+    has_octets: bool
 
     @property
     def is_loose(self) -> bool:
@@ -66,13 +68,17 @@ class RowStates:
         Weights that may be more than powers may fill float16 themselves.
         """
         is_narrow = self.facts.products[0].left.dtype is dtypes.float16
-        return 0.0 if is_narrow and not all(map(self._is_power, self.facts.weights)) else ROOM
+        return 0.0 if is_narrow and not _are_powers(self.facts) else ROOM
 
-    def _is_power(self, weight: Node) -> bool:
-        """Whether a weight is the power, or 0."""
-        if weight.op is Ops.WHERE and weight.src[2] is ZERO:
-            weight = weight.src[1]
-        return weight is self.facts.near
+    @property
+    def narrow(self) -> DType:
+        """What weights are rounded to before they are multiplied.
+
+        Two 8-bit floats become float16s by one instruction; powers fit there, with more digits.
+        """
+        dtype: DType = self.facts.products[0].left.dtype
+        is_half = self.has_octets and self.facts.states > 0 and _are_powers(self.facts)
+        return dtypes.float16 if is_half else dtype
 
     @property
     def kept(self) -> list[Node]:
@@ -118,7 +124,7 @@ class RowStates:
     def _summed(self, power: Node) -> Node:
         """What is summed of a power: a number that may be rounded first."""
         near, term = self.facts.near, self.facts.fold.src[1]
-        return power if term is near else rounded(power, term.src[0].dtype)
+        return power if term is near else rounded(power, self.narrow)
 
     def scaled(self, sums: Iterable[Node], places: tuple[Node, ...]) -> list[Node]:
         """Sums at some places of each row, relative to the new maxima."""
@@ -151,6 +157,14 @@ class RowStates:
         """Exponents of what lies in the place of scores."""
         found = self.facts.scaled
         return scores if found is None else alu(Ops.MUL, scores, found.factor)
+
+
+def _are_powers(facts: StreamFacts) -> bool:
+    """Whether all weights are the power, or 0."""
+    weights = [
+        one.src[1] if one.op is Ops.WHERE and one.src[2] is ZERO else one for one in facts.weights
+    ]
+    return all(one is facts.near for one in weights)
 
 
 def less(facts: StreamFacts, scores: Node, shift: Node) -> Node:

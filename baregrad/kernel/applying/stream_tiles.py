@@ -146,7 +146,8 @@ class _Builder:
         self.total = self._array("register", shape)
         each = [self._array("register", shape) for _ in range(4)]
         self.states = RowStates(
-            facts, self.own, self.part, self.n, self.s[0], self.powers, RowArrays(*each), self.sums
+            facts, self.own, self.part, self.n, self.s[0], self.powers, RowArrays(*each), self.sums,
+            self.turned,
         )
 
     def _lay_out(self) -> None:
@@ -467,7 +468,7 @@ class _Builder:
         step = index.add(index.mul(self.turn, DEPTH), self.j)
         places = panel.places(step, *in_panel(self.wide, self.c, self.turned))
         there = load(panel.array, whole((*self._slot(self.loop), *places)))
-        return cast(held, self.dtype), there
+        return cast(held, self.states.narrow), there
 
     def _product(
         self, total: Node, left: Node, right: Node, major: str, summed: Places
@@ -476,8 +477,8 @@ class _Builder:
         columns = self.n if major == "k" else self.c
         space = "shared" if major == "k" else "register"
         name, rows = ("wgmma", wgmma.M) if self.groups else ("mma.sync", mma_sync.M)
-        beside = None if right.dtype is self.dtype else right.dtype
-        info = Mma(name, (rows, N, DEPTH), self.dtype, F32, space, major, beside=beside)
+        beside = None if right.dtype is left.dtype else right.dtype
+        info = Mma(name, (rows, N, DEPTH), left.dtype, F32, space, major, beside=beside)
         # Scores begin anew; what they are set to before is for products of single warps.
         keep = const(major != "k" or not self.groups, dtypes.bool)
         src = (total, left, right, keep, self.m, columns, *summed)

@@ -77,6 +77,9 @@ def test_octets_lie_as_they_are_where_chunks_are_whole(
         found = q.scaled_dot_product_attention(k, v, enable_gqa=True).cast("float32").numpy()
     assert np.abs(found - wanted).max() < 2.0**-7 * np.abs(wanted).max()
     assert any("0x3120" in text for text in texts) == is_there
+    # Values are float16s by one instruction, as which powers are multiplied.
+    (text,) = [each for each in texts if "mma.sync" in each]
+    assert (".f32.f16.f16.f32" in text) == is_there and ".f32.bf16.bf16.f32" in text
 
 
 @pytest.mark.parametrize(("queries", "keys", "heads", "shared", "causal"), [
