@@ -213,7 +213,9 @@ class GpuPlan:
     ) -> None:
         """A part of a block for `each` rows at once, `together` of them in a block, and `turns`.
 
-        near: several rows are a warp's, which moves them together where they lie so.
+        Blocks read neighbours in each turn, where it is known how many rows there are: what memory
+        has open serves many of them. near: several rows are a warp's, which moves them together
+        where they lie so.
         """
         axes = [axis for axis in rows if extent_of(axis) != 1]
         if not axes:
@@ -226,7 +228,12 @@ class GpuPlan:
         self.grid([axis for axis in axes if axis is not longest])
         units = [("thread_y", together), ("unroll", each)]
         units = units[: 2 if each > 1 else 1]
-        self.parts([longest], [("loop", turns), *units] if turns > 1 else units, "grid")
+        size = extent_of(longest)
+        if turns > 1 and isinstance(size, int):
+            blocks = -(-size // (turns * together * each))
+            self.parts([longest], [("grid", blocks), *units])
+        else:
+            self.parts([longest], [("loop", turns), *units] if turns > 1 else units, "grid")
 
     def together(self, ordered: Sequence[Node]) -> list[Node]:
         """The innermost of some axes that all accesses see as one, outermost first."""

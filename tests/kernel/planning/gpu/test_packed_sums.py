@@ -13,7 +13,7 @@ from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise
 from baregrad.io.gguf import PackedWeight, by_name, weight
 from baregrad.ir.core.node import Node
-from baregrad.kernel import choose_schedule
+from baregrad.kernel import choose_schedule, grid_size
 from baregrad.kernel.facts.analysis import facts_of
 from baregrad.kernel.loops.sharing import prepare
 from baregrad.kernel.planning.common.decisions import Decisions
@@ -21,6 +21,7 @@ from baregrad.kernel.planning.common.tiling import Reason
 from baregrad.kernel.planning.first_schedule import choose
 from baregrad.kernel.planning.gpu.gpu_schedule import choose_gpu_schedule
 from baregrad.render import get
+from baregrad.render.ptx.fetch_ahead import runs_of
 from baregrad.schedule import make_plan
 from tests.graph.streams.test_passes import graph_of
 from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered
@@ -59,7 +60,7 @@ def test_rows_of_a_thread_share_the_other_factor(name: str, out: int) -> None:
         program = check_gpu(kernel, choose(kernel, HOPPER, wanted).schedule)
         text = get("ptx").render(program, HOPPER)
         # Four neighbouring words, and the numbers that they are multiplied with.
-        loads.append(len(re.findall(r"ld\.global\.v4\.", text)))
+        loads.append(len(re.findall(r"ld\.global\S*\.v4\.", text)))
     assert 0 < loads[0] < loads[1] < 2 * loads[0]
 
 
@@ -76,7 +77,7 @@ def test_words_of_codes_are_multiplied_by_words_of_16_bit_rows(
     text = get("ptx").render(program, HOPPER)
     # Four codes an instruction, once with the high bytes and once with the low ones.
     assert len(re.findall(r"dp4a", text)) % (2 * held // 4) == 0
-    assert re.search(r"ld\.global\.v4\.b32", text)
+    assert re.search(r"ld\.global\S*\.v4\.b32", text)
     # A word by itself holds two scales, or scales and minima, which are taken apart.
     for alone in re.findall(r"ld\.global\.b32 (%r\d+)", text):
         assert re.search(rf"prmt\.b32 %r\d+, {alone}, 0,", text)
@@ -114,7 +115,21 @@ def test_all_blocks_of_words_begin_at_once(
     before, _, loop = text.partition("\nL")
     assert bool(loop) == (turns > 1)
     assert before.count("max.NaN.f32") == 30 and "max.NaN.f32" not in loop
-    assert len(re.findall(r"ld\.global\.v4\.b32", loop or before)) == rows + 4 * (turns == 1)
+    assert len(re.findall(r"ld\.global\S*\.v4\.b32", loop or before)) == rows + 4 * (turns == 1)
+
+
+def test_blocks_have_neighbours_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all read in a turn lies together, two rows of each of a block's eight warps."""
+    monkeypatch.setattr(weight, "LARGE_NBYTES", 1)
+    kernel = packed_product("Q4_K", 1, 256, 1024, dtypes.bfloat16)
+    wanted = Decisions({"rows in turn": "4", "rows of a thread": "2"})
+    loop, program = lowered(kernel, choose(kernel, HOPPER, wanted).schedule)
+    assert grid_size(loop) == 4
+    words = [
+        run for run in runs_of(program, prod(program.arg.block))
+        if run.buffer.dtype is dtypes.uint32
+    ]  # fmt: skip
+    assert [(run.nbytes, run.places.stride * 4) for run in words] == [(16 * 512, 16 * 512)]
 
 
 def test_products_in_turn_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
