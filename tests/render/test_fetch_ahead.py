@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from math import prod
 
 import pytest
 
 from baregrad import dtypes
-from baregrad.ir.core.node import Node
+from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule, grid_size
 from baregrad.render import get
-from baregrad.render.ptx.fetch_ahead import MOST_NBYTES, BlockPlaces, joined, runs_of
+from baregrad.render.ptx.fetch_ahead import MOST_NBYTES, BlockPlaces, joined, read_once, runs_of
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, lowered
 from tests.kernel.packed_products import packed_product
@@ -78,8 +80,55 @@ def test_blocks_ask_for_a_share_of_the_cache_together() -> None:
     runs = list(runs_of(program, prod(program.arg.block)))
     asked = [int(nbytes) for nbytes in ASKED.findall(get("ptx").render(program, HOPPER))]
     assert len(asked) == len(runs) and all(asked)
-    assert sum(run.nbytes for run in runs) > MOST_NBYTES > sum(asked)
+    assert MOST_NBYTES > sum(run.nbytes for run in runs) > sum(asked)
     assert HOPPER.cache_bytes // 9 < blocks * sum(asked) < HOPPER.cache_bytes // 7
+
+
+def loads(text: str) -> dict[str, list[str]]:
+    """Of what `ld.global` reads and how, by the register of the array that it is from."""
+    found: dict[str, list[str]] = {}
+    bases = dict(re.findall(r"(?:mad\.\S+|add\.s64) (%rd\d+), .*?(%rd\d+);", text))
+    for how, place in re.findall(r"ld\.global(\S*) .*?\[(%rd\d+)", text):
+        while place in bases:
+            place = bases[place]
+        found.setdefault(place, []).append(how)
+    return found
+
+
+@pytest.mark.parametrize("out", [64, 131072])
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0"])
+def test_words_that_are_read_once_pass_the_first_cache(name: str, out: int) -> None:
+    """Not the row, which all blocks read, nor what several threads of one read."""
+    program, _ = product(name, out, 1024)
+    once = read_once(program, prod(program.arg.block))
+    assert {buffer.dtype.name for buffer in once} == {"uint32"}
+    found = loads(get("ptx").render(program, HOPPER))
+    hinted = [hows for hows in found.values() if any("no_allocate" in how for how in hows)]
+    assert len(hinted) == len(once)
+    assert all("no_allocate" in how for hows in hinted for how in hows)
+    assert len(found) > len(hinted)
+
+
+def test_older_versions_have_no_such_hints() -> None:
+    program, _ = product("Q4_K", 64, 1024)
+    old = dataclasses.replace(HOPPER, ptx_isa=(7, 3))
+    assert "no_allocate" not in get("ptx").render(program, old)
+
+
+def test_words_that_several_read_stay_in_the_cache() -> None:
+    """As where a loop reads them over and over, or two threads do."""
+    program, _ = product("Q4_K", 64, 1024)
+    threads = prod(program.arg.block)
+    once = read_once(program, threads)
+    begin = Node(Ops.BEGIN, dtypes.int32, (const(0, dtypes.int32), const(2, dtypes.int32)))
+    end = Node(Ops.END, dtypes.token)
+    again = program.replace(src=(begin, *program.src, end))
+    assert once and not read_once(again, threads)
+    assert not read_once(program, 2 * threads)
+    # Those of matrix units are narrow, and several have parts of a line.
+    program, _ = product("Q4_K", 64, 512, 16)
+    assert any(run.buffer.dtype is dtypes.uint32 for run in runs_of(program, threads))
+    assert not read_once(program, prod(program.arg.block))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from math import prod
 from operator import attrgetter
 from typing import NamedTuple
 
-from baregrad.ir.core.node import Node
+from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.render.gpu import BLOCK, THREAD
 from baregrad.render.ptx.text import PtxText
@@ -27,6 +27,10 @@ LEAST_NBYTES, MOST_NBYTES, UNIT = 4 << 10, 64 << 10, 16
 FOLDS = ("shfl.sync.bfly", "bar.sync")
 # Registers of a thread, about, which say how many blocks begin at once.
 REGISTERS = 64
+# Bytes of the widest loads of all generations.
+WIDE = 16
+# The first version of PTX whose loads say what caches keep.
+HINTS = (7, 4)
 # The share of the second cache that all blocks at once ask for, as (part, of). More of it keeps the
 # kernel in front from what it still reads: on an H200 a step of eight layers in four bits took 568
 # us with this share and 587 with twice as much, one of a billion weights in six bits 685 and 703.
@@ -150,6 +154,35 @@ def runs_of(program: Node, threads: int) -> Iterator[BlockRun]:
     for buffer, places in found.items():
         if all(isinstance(size, int) for size in buffer.arg.shape):
             yield from [BlockRun(buffer, each) for each in joined(places)]
+
+
+def read_once(program: Node, threads: int) -> frozenset[Node]:
+    """The arrays of packed numbers of which each thread of a PROGRAM reads its own, and that once.
+
+    All loads of such an array have together what is a block's own, and are others in each
+    iteration of the loops around them. Each is as wide as may be: of lines that several loads have
+    parts of, the cache is what brings them once.
+    """
+    sizes: dict[Node, int] = {}
+    again: set[Node] = set()
+    loops: list[Node] = []
+    for node in program.src:
+        if node.op is Ops.BEGIN or node.op is Ops.TEST:
+            loops.append(node)
+        elif node.op is Ops.END:
+            loops.pop()
+        elif _reads_packed(node):
+            buffer, offset = node.src[:2]
+            nbytes = node.arg.width * buffer.dtype.itemsize
+            sizes[buffer] = sizes.get(buffer, 0) + threads * nbytes
+            made = set(toposort(offset)) if loops else set()
+            is_narrow = min(nbytes, node.arg.align) < WIDE
+            if is_narrow or any(one.op is Ops.BEGIN and one not in made for one in loops):
+                again.add(buffer)
+    own = dict.fromkeys(sizes, 0)
+    for run in runs_of(program, threads) if sizes.keys() - again else ():
+        own[run.buffer] = own.get(run.buffer, 0) + run.nbytes
+    return frozenset([one for one, nbytes in sizes.items() if nbytes <= own[one]]) - again
 
 
 def joined(places: Sequence[BlockPlaces | None]) -> list[BlockPlaces]:

@@ -270,6 +270,8 @@ def _vload(f: PtxText, node: Node) -> None:
     opcode = f"ld.{_space(buffer)}"
     if node.arg.constant and _never_changes(f, buffer):
         opcode += ".nc"
+    if buffer in f.passing:
+        opcode += ".L1::no_allocate"
     accesses = _accesses(f, node, masks)
     names = f.define(node)
     for access in accesses:

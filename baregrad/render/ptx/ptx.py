@@ -20,7 +20,7 @@ from baregrad.ir.core.op import ELEMENTWISE, Op, Ops, mask_of
 from baregrad.render.gpu import WAIT, gpu_signature
 from baregrad.render.gpu_integers import narrow_integers
 from baregrad.render.group_registers import blocks_of_groups
-from baregrad.render.ptx.fetch_ahead import fetch_ahead
+from baregrad.render.ptx.fetch_ahead import HINTS, fetch_ahead, read_once
 from baregrad.render.ptx.hopper import registers_at_launch
 from baregrad.render.ptx.machine import machine
 from baregrad.render.ptx.memory import MEMORY_RULES
@@ -61,6 +61,8 @@ def _module(f: PtxText) -> str:
     waits_at = _place_of_wait(f.program.src) if f.target.dependent_launch else -1
     f.guarded = _guarded(f.program.src)
     f.rolled = _rolled(f.program.src)
+    if f.target.ptx_isa >= HINTS:
+        f.passing = read_once(f.program, f.signature.threads) - f.signature.written
     for place, node in enumerate(f.program.src):
         rule = _RULES.get(node.op)
         if rule is None:

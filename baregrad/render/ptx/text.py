@@ -69,6 +69,8 @@ class PtxText:
         # The conditions that guard instructions and are no branches.
         self.guarded: frozenset[Node] = frozenset()
         self.rolled: frozenset[Node] = frozenset()
+        # Arrays that a multiprocessor's cache need not keep.
+        self.passing: frozenset[Node] = frozenset()
 
     # --- registers and operands -----------------------------------------------------------------
 
