@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 
 from baregrad.dtypes import DType, dtypes
+from baregrad.engine.canonical import bind
 from baregrad.engine.session import current_session
 from baregrad.graph import canonicalise, sorts
+from baregrad.ir.core.index import variable
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.tensor_level import evaluate_all
 from baregrad.kernel import choose_schedule
 from baregrad.schedule import make_plan
 from baregrad.tensor import Tensor
+from baregrad.tensor.ops import sorting
 from baregrad.testing.ptx_device import ptx_session
 from tests.graph.graphs.gpu_graphs import HOPPER, I32, RNG, argument
 
@@ -94,7 +97,7 @@ def test_on_the_gpu_of_the_tests(dtype: Any, monkeypatch: pytest.MonkeyPatch) ->
 ), ids=("kthvalue", "topk", "sort"))  # fmt: skip
 def test_few_elements_are_ranked_without_keys_in_memory(draw: Any, most: int) -> None:
     """A launch takes longer than to make each key anew for all that it is compared with."""
-    x = Tensor(argument(0, dtypes.float32, 1, 64))
+    x = Tensor._make(argument(0, dtypes.float32, 1, 64), "NV")
     found = draw(x)
     roots = tuple(one.node for one in found) if isinstance(found, tuple) else (found.node,)
     made = canonicalise(Node(Ops.SINK, dtypes.token, roots), None, HOPPER)
@@ -103,9 +106,63 @@ def test_few_elements_are_ranked_without_keys_in_memory(draw: Any, most: int) ->
 
 def test_threads_of_a_block_rank_rows_that_lie_across() -> None:
     """Not one thread each tile, however the first pass reads its words."""
-    x = Tensor(argument(0, dtypes.float32, 15306, 30)).transpose(0, 1)
+    x = Tensor._make(argument(0, dtypes.float32, 15306, 30), "NV").transpose(0, 1)
     made = canonicalise(Node(Ops.SINK, dtypes.token, (x.sort()[0].node,)), None, HOPPER)
-    for kernel in make_plan(made, donate={}, target=HOPPER).kernels:
-        schedule = choose_schedule(kernel, HOPPER)
-        if kernel.arg.name.startswith("scan_30x120"):
-            assert "'vector'" in str(schedule)
+    plan = make_plan(made, donate={}, target=HOPPER)
+    ranked = [one for one in plan.kernels if one.arg.name.startswith("scan_30x120")]
+    assert ranked
+    for kernel in ranked:
+        assert "'vector'" in str(choose_schedule(kernel, HOPPER))
+
+
+@pytest.mark.parametrize(("extent", "k"), ((2, 2), (40, 3), (40, 40), (90, 2)))
+@pytest.mark.parametrize("dtype", (np.float32, np.int32, np.uint8))
+def test_few_of_few_elements_on_the_gpu_of_the_tests(dtype: Any, extent: int, k: int) -> None:
+    """By their ranks, or one after the other: the first of equal ones first, NaN behind all."""
+    given = RNG.integers(0, 20, (2, extent)).astype(dtype)
+    if dtype is np.float32:
+        given[0, 1], given[1, 0] = np.nan, -np.inf
+    order = np.argsort(given, -1, kind="stable")
+    with ptx_session():
+        x = Tensor(given)
+        found, nth = x.topk(k, largest=False), x.kthvalue(k)
+        median, largest = x.median(-1), x.topk(k).values.numpy()
+        places = [one.indices.numpy() for one in (found, nth, median)]
+    np.testing.assert_array_equal(places[0], order[:, :k])
+    np.testing.assert_array_equal(places[1], order[:, k - 1])
+    middle = order[:, (extent - 1) // 2]
+    if dtype is np.float32:
+        middle[0] = 1
+    np.testing.assert_array_equal(places[2], middle)
+    np.testing.assert_array_equal(largest, np.sort(given, -1)[:, ::-1][:, :k])
+
+
+def test_least_one_after_the_other_on_the_gpu_of_the_tests(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = RNG.integers(0, 200, (1, 1200)).astype(np.float32)
+    monkeypatch.setattr(sorting, "FEW_PAIRS", 0)
+    with ptx_session():
+        found = Tensor(given).topk(3, largest=False).indices.numpy()
+    np.testing.assert_array_equal(found, np.argsort(given, -1, kind="stable")[:, :3])
+
+
+def test_few_of_rows_whose_number_is_symbolic() -> None:
+    given = RNG.standard_normal((8, 300)).astype(np.float32)
+    with ptx_session():
+        x = Tensor(given)[: bind(variable("n", 1, 8), 5)]
+        found = [x.topk(5).values.numpy(), x[:, :20].topk(2).values.numpy()]
+    for values, row, k in zip(found, (given[:5], given[:5, :20]), (5, 2), strict=True):
+        np.testing.assert_array_equal(values, np.sort(row, -1)[:, ::-1][:, :k])
+
+
+@pytest.mark.parametrize("extent", (40, 512, 1200))
+def test_a_cpu_begins_kernels_too_soon_to_spare_them(extent: int) -> None:
+    """Comparing each with each takes longer there than more kernels do."""
+    roots = []
+    for device in ("CPU", "NV"):
+        x = Tensor._make(argument(0, dtypes.float32, 1, extent), device)
+        roots.append((x.topk(3).indices.node, x.kthvalue(extent // 2).indices.node))
+    cpu, gpu = (toposort(Node(Ops.SINK, dtypes.token, one)) for one in roots)
+    pairs = [any(node.shape == (1, extent, extent) for node in one) for one in (cpu, gpu)]
+    assert pairs == [False, extent < 1000]

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.base.options import is_gpu
 from baregrad.dtypes import DType, check_computed, dtypes
+from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Pad
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
@@ -32,8 +33,8 @@ LEAST_TREE = 256
 TWIGS = 8
 TOP = 64  # minima that are few enough to be compared each with each
 MOST_RANKED = 1024  # words that are compared each with each
-ELEMENTS = 1 << 15  # words that are passed over while a kernel begins
-FEW_PAIRS = 1 << 18  # comparisons of each with each that take no longer than a kernel to begin
+# What a GPU does while a kernel begins: words that are passed over, comparisons of each with each.
+ELEMENTS, FEW_PAIRS = 1 << 15, 1 << 18
 COUNTED = 64  # the least of which one is found by counting: a sort of 32 takes half as long
 
 
@@ -202,7 +203,7 @@ def _is_tree_short(extent: int, k: int) -> bool:
     return _is_tree_worth(extent, k) and (TWIGS * k) ** 2 <= min(16 * extent, MOST_RANKED**2)
 
 
-def _least(words: Node, k: int) -> Node:
+def _least(words: Node, k: int, device: str) -> Node:
     """The k least of words along the last axis, in order, down a tree of minima.
 
     No more than k parts of the axis have one of the k least: those whose minima are the least. So
@@ -216,7 +217,8 @@ def _least(words: Node, k: int) -> Node:
     depth = 0
     while _parts(extent, depth + 1) >= k and _parts(extent, depth) > max(TOP, TWIGS * k):
         depth += 1
-    if (k - 1) * prod(words.shape) <= max(3 * depth + 2 - k, 0) * ELEMENTS:
+    spared = max(3 * depth + 2 - k, 0) * ELEMENTS
+    if is_gpu(device) and (k - 1) * _most(words) <= spared:
         return _one_after_the_other(words, k)
     levels = [_padded(words, TWIGS**depth)]
     for _ in range(depth):
@@ -288,6 +290,16 @@ def _first(words: Node, k: int) -> Node:
     return _stored(nodes.reduce(Ops.MIN, chosen, (last + 1,)))
 
 
+def _are_few(x: Tensor, extent: int) -> bool:
+    """Whether a GPU compares elements each with each, of axes of so many, while a kernel begins."""
+    return is_gpu(x.device) and _most(x.node) * extent <= FEW_PAIRS
+
+
+def _most(x: Node) -> int:
+    """How many elements there may be."""
+    return index.upper(index.product(x.shape))
+
+
 def _ranks(words: Node) -> Node:
     """How many words along the last axis are below each."""
     *front, extent = words.shape
@@ -324,7 +336,8 @@ def _place_near_an_end(x: Tensor, k: int, from_last: bool) -> Node:
     """Where the k-th element along the last axis stands, or the k-th from the last, in order."""
     # The order from the last is that of the flipped elements: the last of equal ones comes first.
     keys = sort_keys((x.flip(-1) if from_last else x).node, from_last)
-    place = _places_in(nodes.cut(_least(_packed(keys), k), x.ndim - 1, k - 1, k))
+    least = _least(_packed(keys), k, x.device)
+    place = _places_in(nodes.cut(least, x.ndim - 1, k - 1, k))
     return nodes.alu(Ops.SUB, const(x.shape[-1] - 1, place.dtype), place) if from_last else place
 
 
@@ -360,11 +373,11 @@ def topk(
     if k == 1 and x.ndim and (largest or x.dtype.kind != "float"):
         return extreme(Ops.MAX if largest else Ops.MIN, x, axis, True)
     keys = sort_keys(x.detach().node, largest) if x.ndim else x.node
-    are_few = x.ndim > 0 and x.numel() * extent <= FEW_PAIRS
+    are_few = x.ndim > 0 and _are_few(x, extent)
     if k > 1 and (are_few or _is_tree_worth(extent, k)) and _fits_in_words(keys.dtype, extent):
         moved = result(keys, x.detach()).movedim(axis, -1)
         words = _packed(moved.node)
-        found = _first(words, k) if are_few else _least(words, k)
+        found = _first(words, k) if are_few else _least(words, k, x.device)
         places = result(_places_in(found), moved).movedim(-1, axis)
         return Extreme(x.take_along_dim(places, axis), places)
     stages = math.comb((extent - 1).bit_length() + 1, 2)
@@ -411,7 +424,7 @@ def _kth(x: Tensor, k: int, axis: int, keepdim: bool, nan_first: bool) -> Extrem
     check_shape_is_int(x.shape, "sorting")
     nan_first = nan_first and x.dtype.kind == "float"
     extent = x.shape[axis]
-    if _fits_in_words(x.dtype, extent) and x.numel() * extent <= FEW_PAIRS:
+    if _fits_in_words(x.dtype, extent) and _are_few(x, extent):
         moved = x.detach().movedim(axis, -1)
         places = result(_place_by_rank(moved.node, k, nan_first), moved).movedim(-1, axis)
     elif extent >= COUNTED:
