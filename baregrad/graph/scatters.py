@@ -23,7 +23,16 @@ from baregrad.dtypes import dtypes
 from baregrad.graph.affine_index import AffineIndex, affine_index_of
 from baregrad.graph.sorts import LAUNCH
 from baregrad.graph.traced import Traced, rewrite
-from baregrad.graph.views import constant_of, counting, expand, full, permute, reshape, stored
+from baregrad.graph.views import (
+    constant_of,
+    counting,
+    expand,
+    full,
+    permute,
+    reshape,
+    stored,
+    with_sums_stored,
+)
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Reduce, Scatter
 from baregrad.ir.core.index import Dim
@@ -221,11 +230,14 @@ def _sums_by_greatest(node: Node) -> Node:
     """A scatter that adds up float32, of so many sums that each is to be one integer.
 
     The exponent of the greatest addend of each sum is found first. All its addends are multiples of
-    a power of two relative to that one, rounded where they have bits below it. What is lost is less
-    than what one addition of floats loses, unless there are millions of addends.
+    a power of two relative to that one, rounded where they have bits below it. What is lost is no
+    more than an addition of floats to the greatest one loses, unless the addends of a sum, times
+    those of all sums, are 2**38 or more.
     """
     base, values, *places = node.src
-    number = _parts_of(values)
+    # Two kernels read them: a number of another exponent, or elsewhere, would come out wrong.
+    places = [with_sums_stored(place) for place in places]
+    number = _parts_of(with_sums_stored(_bits_of(values)))
     power = cast(number.power, dtypes.int32)
     nobody = full(const(0, power.dtype), base.shape)
     how = Scatter(primitive(Ops.MAX, power.dtype), atomic=True)
@@ -315,8 +327,11 @@ class _Parts:
         return alu(Ops.WHERE, self.negative, alu(Ops.SUB, _like(0, word), word), word)
 
 
-def _parts_of(values: Node) -> _Parts:
-    bits = Node(Ops.BITCAST, dtypes.uint32, (values,))
+def _bits_of(values: Node) -> Node:
+    return Node(Ops.BITCAST, dtypes.uint32, (values,))
+
+
+def _parts_of(bits: Node) -> _Parts:
     exponent = alu(Ops.AND, alu(Ops.SHR, bits, _like(23, bits)), _like(_SPECIAL, bits))
     fraction = alu(Ops.AND, bits, _like((1 << 23) - 1, bits))
     negative = alu(Ops.CMPLE, _like(1 << 31, bits), bits)
@@ -334,7 +349,7 @@ def _parts_of(values: Node) -> _Parts:
 
 def _fixed(values: Node, width: int, planes: int) -> tuple[Node, Node]:
     """The plane of each float32, and the integer that it is there."""
-    number = _parts_of(values)
+    number = _parts_of(_bits_of(values))
     power = number.power
     plane = alu(Ops.FLOORDIV, power, _like(width, power))
     shift = alu(Ops.SUB, power, alu(Ops.MUL, plane, _like(width, power)))

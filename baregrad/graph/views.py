@@ -21,6 +21,7 @@ from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, alu, cast, const, make_node
 from baregrad.ir.core.op import ALU, MOVEMENT, Op, Ops, mask_of
 from baregrad.ir.core.shape import cut_extent, is_one, is_zero, padded_extent
+from baregrad.ir.core.substitution import substitute
 
 _MOVES = mask_of(MOVEMENT)
 # None of these is below a repeated constant, whose extents may be symbolic.
@@ -82,6 +83,25 @@ def in_memory(x: Node) -> Node:
     while below.op in MOVEMENT and below.op is not Ops.PAD:
         below = below.src[0]
     return x if below.op in _STORED else stored(x)
+
+
+def with_sums_stored(x: Node) -> Node:
+    """`x`, stored below its views where it has sums that are not.
+
+    So all that read it find the same numbers: kernels may add up in an order of their own.
+    """
+    below = x
+    while below.op in MOVEMENT:
+        below = below.src[0]
+    waiting, seen = [below], {below}
+    while waiting:
+        node = waiting.pop()
+        if node.op is Ops.REDUCE:
+            return substitute(x, {below: stored(below)})
+        if node.op not in _STORED and node.mask & Ops.REDUCE.bit:
+            waiting += [one for one in node.src if one not in seen]
+            seen.update(node.src)
+    return x
 
 
 def constant_of(node: Node) -> Node | None:

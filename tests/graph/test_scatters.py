@@ -251,6 +251,21 @@ def test_sums_by_the_greatest_addend_lose_less_than_floats_do(
     assert (np.abs(found - wanted) <= 2.0**-24 * np.maximum(largest, np.abs(wanted))).all()
 
 
+def test_addends_and_places_that_are_sums_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel finds exponents, another adds up: they might not sum in the same order."""
+    monkeypatch.setattr(module, "_cost_by_greatest", lambda *_: 0)
+    left, right = argument(1, F32, 3000, 2), argument(2, F32, 2, 8)
+    values = Tensor._make(left, "NV") @ Tensor._make(right, "NV")
+    places = (Tensor._make(left, "NV").sum(-1) * 100).long().reshape(-1, 1).expand(3000, 8)
+    base = Tensor._make(argument(0, F32, 3000, 8), "NV")
+    sink = Node(Ops.SINK, dtypes.token, (base.scatter_add(0, places, values).node,))
+    plan = make_plan(canonicalise(sink, None, HOPPER), donate={}, target=HOPPER)
+    scatters = [kernel for kernel in plan.kernels if kernel.arg.name.startswith("scatter")]
+    assert len(scatters) == 2
+    for kernel in scatters:
+        assert not any(node.op is Ops.REDUCE for node in toposort(kernel))
+
+
 @pytest.mark.parametrize("rows", (50, 400))
 def test_each_row_of_few_addends_is_rounded_once(rows: int, way: str, gpu: None) -> None:
     """Rows of other magnitudes do not matter, nor do zeros and subnormal numbers."""
