@@ -35,8 +35,15 @@ _HELD = 64
 # lie in one of so many pieces of memory in turn, so that a loop's draws read the same places again:
 # a GPU's list of one launch is kept for sixteen, and need not be changed then.
 _AHEAD, _ROW_NBYTES, _PIECES = 8, 256, 2
-# References to a state's buffer that nobody else has: a list's, a name's, and a call's.
-_OWN = 3
+
+
+def _references(parts: list[Any]) -> int:
+    """The most references to any of them, with the list's, a name's and, perhaps, a call's."""
+    return max(getrefcount(part) for part in parts)
+
+
+# References to what nobody else has, as this Python counts them.
+_OWN = _references([object()])
 
 
 class RandomState:
@@ -118,7 +125,7 @@ class RandomState:
             return None, []
         whole, parts = self._pieces.popleft()
         is_free = whole.device.name == device and not whole.closed
-        if is_free and all(getrefcount(part) <= _OWN for part in parts):
+        if is_free and _references(parts) <= _OWN:
             return whole, parts
         return None, []
 
