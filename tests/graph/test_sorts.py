@@ -127,7 +127,7 @@ def test_few_of_few_elements_on_the_gpu_of_the_tests(dtype: Any, extent: int, k:
         x = Tensor(given)
         found, nth = x.topk(k, largest=False), x.kthvalue(k)
         median, largest = x.median(-1), x.topk(k).values.numpy()
-        places = [one.indices.numpy() for one in (found, nth, median)]
+        places = [one[1].numpy() for one in (found, nth, median)]
     np.testing.assert_array_equal(places[0], order[:, :k])
     np.testing.assert_array_equal(places[1], order[:, k - 1])
     middle = order[:, (extent - 1) // 2]
