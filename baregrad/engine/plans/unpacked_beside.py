@@ -46,9 +46,8 @@ def unpacked_beside(plan: Plan, target: GpuTarget) -> Plan:
     if not target.bulk_copies or not isinstance(arena, int):
         return plan
     most = arena + MOST_MORE
-    settled = {place for pair in plan.over for place in pair}
     for step in plan.steps:
-        if not _unpacks(step, buffers) or not settled.isdisjoint(step.buffers):
+        if not _unpacks(step, buffers):
             continue
         at = steps.index(step)
         front = next((n for n in reversed(range(at)) if _is_long_product(steps[n].kernel)), None)

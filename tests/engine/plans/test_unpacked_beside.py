@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,9 +84,16 @@ def meet(plan: Plan, one: Launch, other: Launch) -> bool:
     )
 
 
-def blocks_of(out: int, width: int, rows: int, layers: int = 3, again: bool = False) -> Plan:
-    """The plan of rows times packed matrices in turn; again: and what the first one gave."""
+def blocks_of(
+    out: int, width: int, rows: int, layers: int = 3, again: bool = False, renewed: bool = False
+) -> Plan:
+    """The plan of rows times packed matrices in turn; again: and what the first one gave.
+
+    renewed: other words are written over those of the second matrix.
+    """
     row = by_name("Q4_K")
+    given: list[Tensor] = []
+    more: list[Tensor] = []
     with options.override(device="NULL", cache=False):
         x = Tensor.ones(rows, width, dtype=dtypes.bfloat16).contiguous().realize()
         found = first = x
@@ -95,12 +101,15 @@ def blocks_of(out: int, width: int, rows: int, layers: int = 3, again: bool = Fa
             shape = (width, out) if number % 2 else (out, width)
             packed = Tensor.zeros(shape[0], row.row_nbytes(shape[1]), dtype=dtypes.uint8)
             weight = PackedWeight(row, shape, packed.contiguous()).in_planes()
+            if renewed and number == 1:
+                given = [max(weight.planes.tensors, key=lambda one: one.nbytes)]
+                more = [given[0] + 1]
             found = weight.linear(found).relu()
             first = found if not number else first
         if again:
             found = found + first.relu()
-        sink = graph_of(found, [x])
-    return make_plan(canonicalise(sink, None, HOPPER), target=HOPPER)
+        sink = graph_of([found, *more], [x, *given])
+    return make_plan(canonicalise(sink, None, HOPPER), donate={1: 1}, target=HOPPER)
 
 
 @pytest.fixture
@@ -137,12 +146,18 @@ def test_what_is_live_meanwhile_stays_where_it_is() -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_words_are_unpacked_before_others_are_written_over_them() -> None:
+    whole = blocks_of(512, 256, 128, renewed=True)
+    ((output, words),) = whole.over
+    plan = unpacked_beside(whole, HOPPER).written_over([output])
+    reads, changes = (step for step in plan.steps if words in step.buffers)
+    assert reads.kernel.arg.beside and plan.steps.index(reads) == 2
+    assert [changes.buffers[slot] for slot in changes.writes] == [words]
+
+
+@pytest.mark.usefixtures("small")
 def test_plans_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = blocks_of(512, 256, 128)
-    # What is written over an argument may be over one that is unpacked.
-    weight = whole.steps[2].buffers[-1]
-    over = replace(whole, over=((whole.outputs[0], weight),))
-    assert [one.kernel.arg.beside for one in unpacked_beside(over, HOPPER).steps].count(True) == 2
     # No engine copies for products, nor is there another one in front.
     assert unpacked_beside(whole, gpu_row("sm_80")) is whole
     alone = blocks_of(512, 256, 128, layers=1)
