@@ -43,14 +43,15 @@ def unpacked_beside(plan: Plan, target: GpuTarget) -> Plan:
     """
     steps, buffers = list(plan.steps), list(plan.buffers)
     arena = plan.arena_nbytes
-    if not target.bulk_copies or not isinstance(arena, int):
+    unpacking = [step for step in steps if _unpacks(step, buffers)]
+    if not unpacking or not target.bulk_copies or not isinstance(arena, int):
         return plan
     most = arena + MOST_MORE
-    for step in plan.steps:
-        if not _unpacks(step, buffers):
-            continue
+    # Layers have kernels in common: each is looked at once.
+    products = {kernel for kernel in set(plan.kernels) if _is_long_product(kernel)}
+    for step in unpacking:
         at = steps.index(step)
-        front = next((n for n in reversed(range(at)) if _is_long_product(steps[n].kernel)), None)
+        front = next((n for n in reversed(range(at)) if steps[n].kernel in products), None)
         (place,) = (step.buffers[slot] for slot in step.writes)
         users = [n for n, one in enumerate(steps) if place in one.buffers]
         if front is None or users[0] != at:
@@ -63,7 +64,9 @@ def unpacked_beside(plan: Plan, target: GpuTarget) -> Plan:
         buffers[place] = old._replace(offset=offset)
         arena = max(arena, offset + nbytes)
         del steps[at]
-        steps[front : front + 1] = _marked(steps[front]), _marked(step)
+        product = _marked(steps[front])
+        products.add(product.kernel)
+        steps[front : front + 1] = product, _marked(step)
     if steps == list(plan.steps):
         return plan
     return replace(plan, steps=tuple(steps), buffers=tuple(buffers), arena_nbytes=arena)

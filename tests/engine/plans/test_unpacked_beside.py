@@ -15,6 +15,7 @@ from baregrad.engine.plans.unpacked_beside import unpacked_beside
 from baregrad.graph import canonicalise
 from baregrad.io.gguf import PackedWeight, by_name
 from baregrad.ir.core import index
+from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.alu import to_raw
 from baregrad.ir.verify.verify import verify
@@ -102,7 +103,7 @@ def blocks_of(
             packed = Tensor.zeros(shape[0], row.row_nbytes(shape[1]), dtype=dtypes.uint8)
             weight = PackedWeight(row, shape, packed.contiguous()).in_planes()
             if renewed and number == 1:
-                given = [max(weight.planes.tensors, key=lambda one: one.nbytes)]
+                given = [max(weight.tensors, key=lambda one: one.nbytes)]
                 more = [given[0] + 1]
             found = weight.linear(found).relu()
             first = found if not number else first
@@ -153,6 +154,18 @@ def test_words_are_unpacked_before_others_are_written_over_them() -> None:
     reads, changes = (step for step in plan.steps if words in step.buffers)
     assert reads.kernel.arg.beside and plan.steps.index(reads) == 2
     assert [changes.buffers[slot] for slot in changes.writes] == [words]
+
+
+def test_kernels_that_layers_have_in_common_are_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where each product is too short, so that there is none in front of any factor."""
+    seen: list[Node] = []
+    monkeypatch.setattr(module, "LEAST_NBYTES", 1)
+    monkeypatch.setattr(module, "_is_long_product", seen.append)
+    whole = blocks_of(512, 256, 128, layers=8)
+    assert unpacked_beside(whole, HOPPER) is whole
+    assert len(seen) == len(set(whole.kernels)) < len(whole.kernels) / 2
 
 
 @pytest.mark.usefixtures("small")
