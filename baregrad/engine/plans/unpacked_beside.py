@@ -44,7 +44,7 @@ def unpacked_beside(plan: Plan, target: GpuTarget) -> Plan:
     steps, buffers = list(plan.steps), list(plan.buffers)
     arena = plan.arena_nbytes
     unpacking = [step for step in steps if _unpacks(step, buffers)]
-    if not unpacking or not target.bulk_copies or not isinstance(arena, int):
+    if not unpacking or not target.warpgroup_warps or not isinstance(arena, int):
         return plan
     most = arena + MOST_MORE
     # Layers have kernels in common: each is looked at once.

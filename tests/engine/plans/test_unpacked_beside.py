@@ -171,8 +171,9 @@ def test_kernels_that_layers_have_in_common_are_looked_at_once(
 @pytest.mark.usefixtures("small")
 def test_plans_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = blocks_of(512, 256, 128)
-    # No engine copies for products, nor is there another one in front.
-    assert unpacked_beside(whole, gpu_row("sm_80")) is whole
+    # No groups of warps multiply, nor is there another product in front.
+    for name in ("sm_80", "sm_100a", "sm_120"):
+        assert unpacked_beside(whole, gpu_row(name)) is whole
     alone = blocks_of(512, 256, 128, layers=1)
     assert unpacked_beside(alone, HOPPER) is alone
     # There is no room without more memory.
