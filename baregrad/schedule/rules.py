@@ -49,9 +49,9 @@ SERIAL_WORK = 65536.0  # operations that one thread may as well do alone
 # one in a kernel of few points, as a norm of a row is.
 SMALL_WORK, SMALL_GPU_WORK = 4096.0, 32768.0
 LONG_WORK = 1 << 20  # operations of a sum that no single thread is to do
-# Operations that a GPU makes in no time, as all its threads do: where each would be stored to be
-# read so many times.
-SOON_MADE, OFTEN = 1 << 20, 4.0
+# Operations that a GPU makes in no time, as all its threads do, loads counted as bytes: where each
+# would be stored to be read so many times.
+SOON_MADE, OFTEN = 1 << 22, 4.0
 FUNCTION_WORK = 16.0  # operations of a value that has a function in it
 NO_READS_WORK = 32.0  # places and masks are computed wherever they are wanted
 SAME_KERNEL = 1.5  # keeping a kernel whole is worth some recomputation
@@ -151,14 +151,16 @@ def _is_soon_made(
 ) -> bool:
     """Whether all readers make a few operations sooner than a kernel of their own begins.
 
-    Tiles of products hold what they multiply, and would compute it between their copies.
+    All that is behind the value counts: none of a chain of functions is stored either. Tiles of
+    products hold what they multiply, and would compute it between their copies.
     """
     if not node.op.bit & _ELEMENTWISE:
         return False
     if any(request.draft.contraction is not None for request in requests):
         return False
+    survey = fusion.survey
     evals = sum(request.evals for request in requests)
-    if own_work(node) * evals >= SOON_MADE or evals < OFTEN * fusion.survey.size[node.shape]:
+    if survey.work[node] * evals >= SOON_MADE or evals < OFTEN * survey.size[node.shape]:
         return False
     return _find_home(fusion, node, requests, obstacles) is None
 

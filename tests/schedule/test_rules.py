@@ -218,3 +218,15 @@ def test_no_block_of_a_gpu_sums_several_long_rows(rows: int, columns: int, kerne
     high = x.max(1, keep=True)
     loss = ((x - high).exp().sum(1, keep=True).log() + high).mean(0)
     assert len(make_plan(sink(loss), target=HOPPER).kernels) == kernels
+
+
+@pytest.mark.parametrize(("functions", "kernels"), [(0, 1), (12, 2)])
+def test_what_many_results_read_is_made_anew_if_all_behind_it_is_little(
+    functions: int, kernels: int
+) -> None:
+    """Each of a chain of functions is little work, and stays in whichever kernel reads it."""
+    x = param(0, 200) * 0.5
+    for _ in range(functions):
+        x = x.exp()
+    apart = (x.reshape(200, 1) - x.reshape(1, 200)).relu().sum(1)
+    assert len(make_plan(sink(apart), target=HOPPER).kernels) == kernels
