@@ -49,8 +49,8 @@ SERIAL_WORK = 65536.0  # operations that one thread may as well do alone
 # one in a kernel of few points, as a norm of a row is.
 SMALL_WORK, SMALL_GPU_WORK = 4096.0, 32768.0
 LONG_WORK = 1 << 20  # operations of a sum that no single thread is to do
-# Operations that a GPU makes in no time, as all its threads do, loads counted as bytes: where each
-# would be stored to be read so many times.
+# Operations that a GPU makes in no time, as all its threads do: where each would be stored to be
+# read so many times.
 SOON_MADE, OFTEN = 1 << 22, 4.0
 FUNCTION_WORK = 16.0  # operations of a value that has a function in it
 NO_READS_WORK = 32.0  # places and masks are computed wherever they are wanted
@@ -58,6 +58,7 @@ SAME_KERNEL = 1.5  # keeping a kernel whole is worth some recomputation
 SIBLINGS = 8  # drafts of one shape that are looked at
 _READS = Ops.PARAM.bit | Ops.BUFFER.bit
 _FOLDS = Ops.REDUCE.bit | Ops.FOLD.bit
+_AT_HAND = _READS | _FOLDS | Ops.SCAN.bit | Ops.CONTIGUOUS.bit
 _ELEMENTWISE = mask_of(ELEMENTWISE)
 WHY_CHEAP = "made anew by all threads in less time than a launch takes"
 
@@ -151,18 +152,35 @@ def _is_soon_made(
 ) -> bool:
     """Whether all readers make a few operations sooner than a kernel of their own begins.
 
-    All that is behind the value counts: none of a chain of functions is stored either. Tiles of
-    products hold what they multiply, and would compute it between their copies.
+    Those behind the value count: none of a chain of functions is stored either. Tiles of products
+    hold what they multiply, and would compute it between their copies.
     """
     if not node.op.bit & _ELEMENTWISE:
         return False
     if any(request.draft.contraction is not None for request in requests):
         return False
-    survey = fusion.survey
     evals = sum(request.evals for request in requests)
-    if survey.work[node] * evals >= SOON_MADE or evals < OFTEN * survey.size[node.shape]:
+    if evals < OFTEN * fusion.survey.size[node.shape]:
+        return False
+    if _exceeds(fusion, node, SOON_MADE / max(evals, 1.0)):
         return False
     return _find_home(fusion, node, requests, obstacles) is None
+
+
+def _exceeds(fusion: Fusion, node: Node, most: float) -> bool:
+    """Whether an element takes so many operations, from what is in memory and sums on."""
+    work = own_work(node)
+    near, seen = [node], {node}
+    for value in near:
+        if work >= most:
+            return True
+        for child in value.src:
+            if child in seen or child in fusion.must or child.op.bit & _AT_HAND:
+                continue
+            seen.add(child)
+            near.append(child)
+            work += own_work(child) if child.op.bit & _ELEMENTWISE else 0.0
+    return work >= most
 
 
 def is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
