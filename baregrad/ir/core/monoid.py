@@ -37,6 +37,11 @@ class Monoid(NamedTuple):
         """Number of parts of the state."""
         return len(self.states)
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether a fold comes to the same in any order."""
+        return self.idempotent or all(dtype.kind != "float" for dtype in self.states)
+
     def __repr__(self) -> str:
         return f"{self.name}[{','.join(dtype.name for dtype in self.states)}]"
 

@@ -145,7 +145,7 @@ def _plan_columns(
     width = iterations(inner)
     plain = all(each.node.arg.monoid.arity == 1 for each in plan.facts.reductions)
     fixed = all(isinstance(extent_of(axis), int) for axis in inner)
-    exact = all(_is_exact(each) for each in plan.facts.reductions)
+    exact = all(each.node.arg.monoid.is_exact for each in plan.facts.reductions)
     if length >= (LONG_COLUMN if exact else VERY_LONG_COLUMN) and (
         (plain or exact) and fixed and not columns
     ):
@@ -208,18 +208,13 @@ def _column_lanes(plan: GpuPlan, lanes: int, points: int, width: int, least: int
     return lanes
 
 
-def _is_exact(reduction: Reduction) -> bool:
-    """Whether a fold comes to the same in any order."""
-    monoid = reduction.node.arg.monoid
-    return monoid.idempotent or all(dtype.kind != "float" for dtype in monoid.states)
-
-
 def _has_several(reduction: Reduction) -> bool:
     """Whether a thread has several folds at once, so that it waits for their loads together.
 
     Several numbers of one are in the order of a row, as those of a variance, but where any will do.
     """
-    return reduction.node.arg.monoid.arity == 1 or _is_exact(reduction)
+    monoid = reduction.node.arg.monoid
+    return monoid.arity == 1 or monoid.is_exact
 
 
 def _column_steps(
@@ -407,9 +402,9 @@ def _are_lone_places(plan: GpuPlan, columns: Sequence[Node]) -> bool:
     Such folds look for places: a thread loads one element when it is done with the one before.
     """
     rows = iterations([axis for axis in plan.facts.data if axis not in columns])
-    reductions = plan.facts.reductions
-    places = any(each.node.arg.monoid.arity != 1 for each in reductions)
-    return places and rows < plan.target.units and all(_is_exact(each) for each in reductions)
+    monoids = [each.node.arg.monoid for each in plan.facts.reductions]
+    places = any(monoid.arity != 1 for monoid in monoids)
+    return places and rows < plan.target.units and all(monoid.is_exact for monoid in monoids)
 
 
 def _row_lanes(plan: GpuPlan, columns: Sequence[Node]) -> int:

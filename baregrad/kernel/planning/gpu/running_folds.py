@@ -40,15 +40,18 @@ def plan_running(plan: GpuPlan) -> bool:
         return False
     others = [each for each in facts.data if each is not axis and extent_of(each) != 1]
     strides = {access.stride(axis) for access in facts.accesses if axis in access.axes}
-    # A gradient reads its row from the end; what is scattered is written anywhere: where it is read
-    # across, threads along the other axes gain nothing by it, unless they are many.
+    folds = [node.arg.monoid for node in facts.order if node.op is Ops.SCAN]
     if not plan.uncertain.isdisjoint(facts.data):
         return False
+    # A gradient reads its row from the end; what is scattered is written anywhere: where it is read
+    # across, threads along the other axes gain nothing by it, unless they are many. How many there
+    # are is not to change bits.
     if strides.isdisjoint((1, -1)) and (
-        None not in strides or iterations(others) >= plan.target.busy_threads
+        None not in strides
+        or not all(monoid.is_exact for monoid in folds)
+        or iterations(others) >= plan.target.busy_threads
     ):
         return False
-    folds = [node.arg.monoid for node in facts.order if node.op is Ops.SCAN]
     if any(not monoid.commutative for monoid in folds):
         return False
     lanes = LANES if length >= LONG_ROW else FEW_LANES

@@ -117,6 +117,22 @@ def test_threads_depend_on_the_length_alone() -> None:
         assert (alone["thread"], alone["vector"]) == (beside["thread"], beside["vector"])
 
 
+@pytest.mark.parametrize(("dtype", "shared"), [(F32, [False, False]), (I32, [True, False])])
+def test_how_many_rows_are_gathered_across_changes_no_bits(
+    dtype: DType, shared: list[bool]
+) -> None:
+    """Integers are added up in any order: by a block's threads where there are few rows."""
+    found = []
+    for rows in (4, 1 << 14):
+        i, j, m = range_node(rows, 0), range_node(64, 1), range_node(32, 2)
+        place = Node(Ops.CAST, dtypes.index, (k.at(k.param(2, rows, 64, 32, dtype=I64), i, j, m),))
+        value = k.at(k.param(1, rows, 64, 32, dtype=dtype), i, place, m)
+        total = Node(Ops.SCAN, dtype, (value, j), Scan(primitive(Ops.ADD, dtype)))
+        kernel = k.kernel(k.out(k.param(0, rows, 64, 32, dtype=dtype), total, i, j, m))
+        found.append("vector" in units(kernel))
+    assert found == shared
+
+
 def test_rows_that_are_too_long_or_short_are_left_to_single_threads() -> None:
     for kernel in (running(Ops.ADD, dtypes.float32, 64, 8), k.cumsum(300, 40, 0),
                    running(Ops.ADD, dtypes.float32, 4, 1 << 16)):
