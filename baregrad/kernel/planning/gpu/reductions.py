@@ -14,6 +14,7 @@ from math import prod
 
 from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core import index
+from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import (
     Reduction,
@@ -213,7 +214,7 @@ def _has_several(reduction: Reduction) -> bool:
 
     Several numbers of one are in the order of a row, as those of a variance, but where any will do.
     """
-    monoid = reduction.node.arg.monoid
+    monoid: Monoid = reduction.node.arg.monoid
     return monoid.arity == 1 or monoid.is_exact
 
 
