@@ -514,3 +514,14 @@ def test_rows_of_a_warp_lie_near_each_other() -> None:
         along = [step.axis for step in steps if isinstance(step, Bind) and step.unit == "thread_y"]
         assert along == ["i1_t0"]
     check(scaled(2, 40, 33))
+
+
+@pytest.mark.parametrize(("rows", "length", "loads"), [(5, 70, 2), (3, 129, 4), (33, 31, 1)])
+def test_loads_of_a_lane_are_under_way_together_in_sums_of_sums(
+    rows: int, length: int, loads: int
+) -> None:
+    kernel = k.sum_of_row_logs(rows, length)
+    assert re.findall(r"r1_u\d=(\d+)", str(choose_schedule(kernel, HOPPER))) == [str(loads)] * (
+        loads > 1
+    )
+    check(kernel)
