@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
-from baregrad.dtypes import DType, complex_of, dtypes
+from baregrad.dtypes import DType, complex_of, default_float, dtypes
 from baregrad.fft.transform import real_inverse, real_transform, transform
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.axes import one_axis, several_axes
@@ -143,7 +143,7 @@ def fftfreq(
     """Return the frequency of each place of a transform of n points that lie `d` apart."""
     place = Tensor.arange(_positive(n), dtype=dtypes.int64, device=device)
     turned = (place < (n + 1) // 2).where(place, place - n)
-    return (turned.double() / (n * d)).cast(dtype or dtypes.float32)
+    return (turned.double() / (n * d)).cast(dtype or default_float())
 
 
 def rfftfreq(
@@ -151,7 +151,7 @@ def rfftfreq(
 ) -> Tensor:
     """Return the frequencies of a transform of n real points that lie `d` apart."""
     place = Tensor.arange(_positive(n) // 2 + 1, dtype=dtypes.float64, device=device)
-    return (place / (n * d)).cast(dtype or dtypes.float32)
+    return (place / (n * d)).cast(dtype or default_float())
 
 
 def fftshift(x: Tensor, dim: Dims = None) -> Tensor:

@@ -52,8 +52,6 @@ def set_default_dtype(d: object) -> None:
         raise DTypeError("the default dtype is one of floats", found=found,
                          wanted="float32, float64, float16 or bfloat16")  # fmt: skip
     Defaults.float = found
-    # What calls make is kept by their arguments, among which this is not.
-    current_session().templates.clear()
 
 
 def set_default_tensor_type(t: Any) -> None:

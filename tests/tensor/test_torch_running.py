@@ -12,6 +12,7 @@ import torch
 import baregrad
 from baregrad import Tensor, nn
 from baregrad.base.errors import ArgumentError, DTypeError, UnsupportedError
+from baregrad.engine.session import Session, use_session
 from baregrad.tensor.ops.convert import Printing
 
 
@@ -34,7 +35,7 @@ def made(t: Any) -> list[Any]:
         t.normal(0.0, 1.0, (2,)), t.distributions.Normal(0.0, 1.0).sample(), t.nn.Linear(2, 2).bias,
         t.nn.Conv2d(1, 1, 1).weight, t.nn.LayerNorm(2).weight, t.nn.BatchNorm1d(2).running_var,
         t.nn.Embedding(2, 2).weight, t.nn.LSTM(2, 2).weight_hh_l0, t.nn.PReLU().weight,
-        t.nn.MultiheadAttention(2, 1).in_proj_bias,
+        t.nn.MultiheadAttention(2, 1).in_proj_bias, t.fft.fftfreq(4), t.fft.rfftfreq(4),
     ]
 
 
@@ -55,7 +56,7 @@ def test_a_capture_is_of_one_default_dtype() -> None:
         return x / 2
 
     x = Tensor([1, 2, 3])
-    for _ in range(3):
+    for _ in range(5):  # the last are like the one before, which is seen at a glance
         assert half(x).dtype is baregrad.float32
     baregrad.set_default_tensor_type("torch.DoubleTensor")
     for _ in range(3):
@@ -64,6 +65,18 @@ def test_a_capture_is_of_one_default_dtype() -> None:
     assert half(x).dtype is baregrad.float32
     with pytest.raises(DTypeError, match="one of floats"):
         baregrad.set_default_dtype(baregrad.int32)
+
+
+def test_the_default_dtype_is_that_of_all_sessions() -> None:
+    other = Session()
+    with use_session(other):
+        for _ in range(3):
+            assert (Tensor([1, 2, 3]) / 2).dtype is baregrad.float32
+    baregrad.set_default_dtype(baregrad.float64)
+    with use_session(other):
+        assert (Tensor([1, 2, 3]) / 2).dtype is baregrad.float64
+        np.testing.assert_array_equal((Tensor([1, 2, 3]) / 2).numpy(), [0.5, 1.0, 1.5])
+    other.close()
 
 
 def test_a_function_is_what_it_is_when_compiled() -> None:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from baregrad.base.options import options
-from baregrad.dtypes import DType
+from baregrad.dtypes import Defaults, DType
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import MOVEMENT, Ops, mask_of
 from baregrad.tensor.array.casting import cast_operands
@@ -61,7 +61,7 @@ def put_off(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         args, kwargs = cast_operands(function, args, kwargs)
     if watching.at_once or watching.observers or watching.downloads:
         return function_for(function, args, kwargs)(*args, **kwargs)
-    key: list[Any] = [function, mode]
+    key: list[Any] = [function, mode, Defaults.float]
     operands: Operands = []
     if not _describe(owner, args, key, operands) or (
         kwargs and not _named(owner, kwargs, key, operands)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from baregrad.dtypes import Defaults
 from baregrad.engine.session import Session
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array.core import realize_storages
@@ -26,7 +27,7 @@ class Alike:
     what a call touches counts. Most calls are like the one before them: for those no key is made.
     """
 
-    __slots__ = ("_changing", "_grad", "_kinds", "_session", "_settings", "entry")
+    __slots__ = ("_changing", "_float", "_grad", "_kinds", "_session", "_settings", "entry")
 
     def __init__(
         self, entry: Entry, call: Call, session: Session, settings: Mapping[str, Any]
@@ -35,6 +36,7 @@ class Alike:
         self._session = session
         self._settings = settings
         self._grad = grad_enabled()
+        self._float = Defaults.float
         self._changing = entry.closed_and_written
         self._kinds = tuple([
             (tensor.shape, tensor.dtype, tensor._storage.device, tensor._storage.grad)
@@ -70,6 +72,7 @@ class Alike:
             or settings is not self._settings
             or len(args) != len(self._kinds)
             or grad_enabled() is not self._grad
+            or Defaults.float is not self._float
         ):
             return None
         found: list[Any] = []
