@@ -279,7 +279,12 @@ class Module(Hooked):
     # --- modes ------------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> Self:
-        """Set `training` here and, by their own `train`, below; return the module."""
+        """Set `training` here and, by their own `train`, below; return the module.
+
+        Raises ArgumentError for what is no bool.
+        """
+        if mode.__class__ is not bool:
+            raise ArgumentError("training is on or off", found=repr(mode), wanted="a bool")
         self.training = mode
         for child in self.children():
             child.train(mode)

@@ -104,3 +104,10 @@ def test_rows_that_are_read_are_scaled_down(norm_type: float) -> None:
         nn.Embedding(2, 2, sparse=True)(Tensor([0]))
     with pytest.raises(UnsupportedError, match="scale_grad_by_freq"):
         nn.EmbeddingBag(2, 2, scale_grad_by_freq=True)(Tensor([[0]]))
+
+
+def test_training_is_a_bool() -> None:
+    for layer in (torch.nn.Linear(1, 1), nn.Linear(1, 1)):
+        with pytest.raises(ValueError, match=r"bool"):
+            layer.train("yes")  # type: ignore[arg-type]
+        assert layer.training
