@@ -147,6 +147,17 @@ def test_ctc(reduction: str) -> None:
         np.testing.assert_allclose(b.grad.numpy(), a.grad.numpy(), rtol=1e-3, atol=1e-5)
 
 
+def test_ctc_of_no_steps() -> None:
+    """No labels are certain, and others impossible."""
+    scores, targets = drawn(3, 3, 6), classes(5, 3, 2) + 1
+    taken, counts = [0, 0, 3], [2, 0, 1]
+    wanted = theirs.ctc_loss(torch.tensor(scores).log_softmax(-1), torch.tensor(targets),
+                             torch.tensor(taken), torch.tensor(counts), reduction="none")
+    found = ours.ctc_loss(Tensor(scores).log_softmax(-1), Tensor(targets), taken, counts,
+                          reduction="none")
+    np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-5)
+
+
 def test_what_is_written_in_place() -> None:
     x = Tensor(drawn(3, 4))
     assert ours.relu(x, True) is x and (x.numpy() >= 0).all()

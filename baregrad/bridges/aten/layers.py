@@ -375,9 +375,10 @@ def _ctc_loss_backward(
     taken = steps if isinstance(steps, Tensor) else Tensor(list(steps))
     places = Tensor.arange(scores.shape[0]).reshape(-1, *[1] * (scores.ndim - 1))
     counted = places < taken.reshape(*taken.shape[-1:] * (scores.ndim - 2), 1)
-    if zero_infinity:
-        counted = counted & loss.isfinite().unsqueeze(-1)
-    return counted.where(found + scores.exp() * grad.unsqueeze(-1), 0.0)
+    whole = loss.isfinite().unsqueeze(-1).where(
+        found + scores.exp() * grad.unsqueeze(-1), 0.0 if zero_infinity else math.nan
+    )
+    return counted.where(whole, 0.0)
 
 
 LAYERS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({

@@ -110,4 +110,6 @@ def _likelihood(
     last = (2 * labelled).unsqueeze(1)
     ends = found.take_along_dim(last, 1).squeeze(1)
     inner = found.take_along_dim((last - 1).clamp(min=0), 1).squeeze(1)
-    return ends.logaddexp((labelled > 0).where(inner, _NEVER))
+    whole = ends.logaddexp((labelled > 0).where(inner, _NEVER))
+    # Of no steps at all: no labels are certain, and others cannot be.
+    return (taken > 0).where(whole, (labelled > 0).where(_NEVER, whole.zeros_like()))

@@ -37,7 +37,8 @@ def _compare(found: Any, wanted: Any) -> None:
             _compare(one, other)
     elif wanted is not None:
         assert isinstance(found, Tensor)
-        torch.testing.assert_close(give(found), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(give(found), wanted, rtol=1e-4, atol=1e-5,
+                                   equal_nan=True)
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
