@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    ValuesView,
+)
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, DTypeError, GradientError, ShapeError
@@ -23,7 +31,8 @@ class ParamGroup(dict[str, Any]):
     """Parameters with their settings: a dict with the keys "params", "lr" and others.
 
     "lr" is a float64 tensor of one element, whose value a number assigned to it replaces: a
-    captured step reads what it holds at each replay. Read, it is a tensor of the present value.
+    captured step reads what it holds at each replay. Read, in whatever way, it is a tensor of the
+    present value; `lr` is the one that is held.
     """
 
     @property
@@ -37,8 +46,29 @@ class ParamGroup(dict[str, Any]):
         # What programs keep of it, as in a list of rates, changes no more.
         return found.detach().clone() if key == "lr" and isinstance(found, Tensor) else found
 
+    def __iter__(self) -> Iterator[str]:
+        # Where a class has this, dict() and ** ask for each key, and do not copy what is held.
+        return super().__iter__()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a setting, the rate as its present value; `default` where there is none."""
+        return self[key] if key in self else default  # noqa: SIM401 - this is `get`
+
+    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
+        """Return the keys and what they give."""
+        return ItemsView(self)
+
+    def values(self) -> ValuesView[Any]:  # type: ignore[override]
+        """Return what the keys give."""
+        return ValuesView(self)
+
+    def update(self, *given: Any, **named: Any) -> None:
+        """Assign each of several settings."""
+        for key, value in dict(*given, **named).items():
+            self[key] = value
+
     def __setitem__(self, key: str, value: Any) -> None:
-        known = self.get("lr")
+        known = dict.get(self, "lr")
         if key == "lr" and isinstance(known, Tensor):
             with Tensor.no_grad():
                 known.copy_(_scalar(value, known.device))
@@ -153,13 +183,9 @@ class Optimizer(WithHooks):
         changed in place, such as running statistics. `closure` computes the loss first, which is
         returned.
         """
-        if "_hooks" in vars(self):
-            self._called("before_step", () if closure is None else (closure,), {})
         loss = None if closure is None else closure()
         self._take()
         self._realize()
-        if "_hooks" in vars(self):
-            self._called("after_step", () if closure is None else (closure,), {})
         return loss
 
     @Tensor.no_grad()

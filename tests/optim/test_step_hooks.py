@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -40,14 +41,76 @@ def test_hooks_are_called_in_order(package: Any) -> None:
             optimizer.register_step_pre_hook(3)
 
 
-def test_a_rate_that_was_read_stays() -> None:
+@pytest.mark.parametrize("package", [torch, baregrad])
+def test_hooks_before_a_step_make_its_arguments(package: Any) -> None:
+    t, seen = package, []
+    w = t.nn.Parameter(t.ones(2))
+    optimizer = t.optim.SGD([w], 0.1)
+    twice = {"closure": lambda: (w * 2).sum()}
+    optimizer.register_step_pre_hook(lambda o, args, kwargs: ((o,), twice))
+    optimizer.register_step_pre_hook(
+        lambda o, args, kwargs: seen.append((args[0] is o, len(args), len(kwargs)))
+    )
+    for _ in range(2):
+        # What those after it return is not asked.
+        optimizer.register_step_post_hook(lambda o, args, kwargs: len(args))
+    assert float(optimizer.step()) == 4.0
+    assert seen == [(True, 1, 1)]
+    optimizer.register_step_pre_hook(lambda o, args, kwargs: 3)
+    with pytest.raises((ArgumentError, RuntimeError), match="None or"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("package", [torch, baregrad])
+def test_lbfgs_calls_hooks(package: Any) -> None:
+    t, seen = package, []
+    w = t.nn.Parameter(t.ones(2))
+    optimizer = t.optim.LBFGS([w], 0.1, max_iter=2)
+    optimizer.register_step_pre_hook(lambda o, args, kwargs: seen.append("before"))
+    optimizer.register_step_post_hook(lambda o, args, kwargs: seen.append("after"))
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = (w * w).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert seen == ["before", "after"]
+
+
+def test_hooks_are_called_once_around_a_step_of_a_subclass() -> None:
+    class Scaled(optim.SGD):
+        def step(self, closure: Any = None, scale: float = 1.0) -> Any:
+            seen.append(scale)
+            return super().step(closure)
+
+    w, seen = nn.Parameter(baregrad.ones(2)), []  # type: ignore[var-annotated]
+    optimizer = Scaled([w], 0.1)
+    optimizer.register_step_pre_hook(lambda o, args, kwargs: seen.append("before"))
+    optimizer.register_step_post_hook(lambda o, args, kwargs: seen.append(kwargs))
+    w.sum().backward()
+    optimizer.step(scale=2.0)
+    assert seen == ["before", 2.0, {"scale": 2.0}]
+
+
+@pytest.mark.parametrize("read", [
+    lambda group: group["lr"], lambda group: group.get("lr"), lambda group: dict(group)["lr"],
+    lambda group: {**group}["lr"], lambda group: dict(group.items())["lr"],
+    lambda group: copy.copy(group)["lr"],
+    lambda group: next(iter(group.values())),
+])  # fmt: skip
+def test_a_rate_that_was_read_stays(read: Any) -> None:
     optimizer = optim.SGD([nn.Parameter(baregrad.ones(1))], 1.0)
     schedule, kept = optim.lr_scheduler.StepLR(optimizer, 1, 0.5), []
     for _ in range(3):
-        kept.append(optimizer.param_groups[0]["lr"])
+        kept.append(read(optimizer.param_groups[0]))
         optimizer.step()
         schedule.step()
     assert [float(one) for one in kept] == [1.0, 0.5, 0.25]
+    optimizer.param_groups[0].update(lr=0.125)
+    optimizer.step()
+    assert float(optimizer.param_groups[0].lr) == 0.125
     optimizer.param_groups[0]["lr"] *= 2
     assert float(optimizer.param_groups[0]["lr"]) == 0.25
 
