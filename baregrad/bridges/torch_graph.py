@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from baregrad.base.errors import UnsupportedDevice
+from baregrad.base.locks import give_lock
 from baregrad.bridges.aten import OPERATORS, REFUSED, Operator
 from baregrad.bridges.aten.strides import STRIDED, layout_of
 from baregrad.bridges.torch_memory import dtype_of
@@ -68,6 +70,8 @@ class TorchGraph:
     that the graph was traced with, since PyTorch may take views of them by strides.
     """
 
+    lock: threading.RLock
+
     def __init__(self, graph: Any, shown: int | None = None) -> None:
         self.calls = 0
         self._nodes = list(graph.graph.nodes)
@@ -94,6 +98,18 @@ class TorchGraph:
             if node.op == "get_attr"
         }
         self._programs: OrderedDict[tuple[Any, ...], TorchProgram] = OrderedDict()
+        give_lock(self)
+
+    def _program(self, device: str, numbers: tuple[Any, ...]) -> TorchProgram:
+        """The program of a set of sizes, which threads may ask for at once."""
+        with self.lock:
+            program = self._programs.get(key := (device, *numbers))
+            if program is None:
+                program = self._programs[key] = TorchProgram(self._function(numbers), device)
+                if len(self._programs) > PROGRAMS_KEPT:
+                    self._programs.popitem(last=False)
+            self._programs.move_to_end(key)
+            return program
 
     def __call__(self, *arguments: Any) -> list[Any]:
         """Run the graph. Raises RuntimeError, as PyTorch does, if what it asserts does not hold."""
@@ -106,13 +122,7 @@ class TorchGraph:
         numbers = tuple(
             None if isinstance(one, torch.Tensor) else one for one in arguments
         ) if len(tensors) < len(arguments) else ()
-        program = self._programs.get(key := (device, *numbers))
-        if program is None:
-            program = self._programs[key] = TorchProgram(self._function(numbers), device)
-            if len(self._programs) > PROGRAMS_KEPT:
-                self._programs.popitem(last=False)
-        self._programs.move_to_end(key)
-        made = program([*self._constants.values(), *tensors])
+        made = self._program(device, numbers)([*self._constants.values(), *tensors])
         for place, order in enumerate(self._orders):
             if order is not None:
                 # No view to PyTorch, as in `TorchProgram`.

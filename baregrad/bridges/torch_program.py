@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from baregrad.base.locks import give_lock
 from baregrad.bridges.torch_memory import dtype_of, give, lend
 from baregrad.engine.session import current_session
 from baregrad.ir.core.node import Node
@@ -141,9 +143,12 @@ class TorchProgram:
     refuses to have views changed in place where gradients are recorded: `data` is none.
     """
 
+    lock: threading.RLock
+
     def __init__(self, function: Callable[..., list[Any]], device: str) -> None:
         self.device = device
         self._function = function
+        give_lock(self)
         self._forget()
 
     def _forget(self) -> None:
@@ -174,6 +179,10 @@ class TorchProgram:
 
     def _in_full(self, arguments: Sequence[Any]) -> list[Any]:
         """The results by way of our tensors; later calls are replayed where that is known."""
+        with self.lock:
+            return self._learnt(arguments)
+
+    def _learnt(self, arguments: Sequence[Any]) -> list[Any]:
         lent = [lend(one, self.device) for one in arguments]
         kind = _kind_of(lent)
         if kind not in self._results and len(self._results) >= KINDS_KEPT:

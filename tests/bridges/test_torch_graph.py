@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -114,3 +117,21 @@ def test_a_batch_of_nothing_is_normalised_in_groups() -> None:
     with options.override(device="CPU"):
         found, *_ = TorchGraph(graph)(torch.zeros(0, 2))
     assert tuple(found.shape) == (0, 2)
+
+
+def test_threads_of_changing_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One forgets what another is at."""
+    monkeypatch.setattr(torch_program, "KINDS_KEPT", 2)
+    run = TorchGraph(make_fx(lambda x: x * 2)(torch.ones(3)))
+
+    def work(first: int) -> list[bool]:
+        sizes = [(7 * turn + first) % 5 + 1 for turn in range(40)]
+        return [run(torch.ones(size))[0].tolist() == [2.0] * size for size in sizes]
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(6) as threads:
+            assert all(all(right) for right in threads.map(work, range(6)))
+    finally:
+        sys.setswitchinterval(before)
