@@ -147,7 +147,10 @@ def frombuffer(
     count: how many, all of them with -1. offset: how many bytes are before them. Raises
     ArgumentError where the buffer has not so many.
     """
-    wanted = to_numpy(as_dtype(dtype))
+    given = as_dtype(dtype)
+    # NumPy has no bfloat16 and no floats of 8 bits: their bits are read.
+    is_coded = given.is_float and given.numpy is None and given.bits >= 8
+    wanted = np.dtype(f"u{given.itemsize}") if is_coded else to_numpy(given)
     whole, size = memoryview(buffer).nbytes, wanted.itemsize
     found = (whole - offset) // size if count < 0 else count
     if offset < 0 or found < 1 or offset + found * size > whole or (
@@ -157,8 +160,8 @@ def frombuffer(
             "elements that lie in the buffer", found=f"{count} of {size} bytes from byte {offset}",
             wanted=f"whole ones, at least one, in {whole} bytes",
         )
-    array = np.frombuffer(buffer, wanted, found, offset)
-    return Tensor(array.copy(), dtype, requires_grad=requires_grad)
+    made = Tensor(np.frombuffer(buffer, wanted, found, offset).copy())
+    return (made.bitcast(given) if is_coded else made).requires_grad_(requires_grad)
 
 
 def empty_strided(

@@ -74,6 +74,9 @@ class _Place(ModuleType):
     _of: str
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            # What `from ... import *` gives.
+            return [one for one in dir(self) if not one.startswith("_")]
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}", name=name)
         module, name = _PRIVATE.get((self._of, name), (self._of, name))

@@ -119,6 +119,12 @@ def test_elements_of_a_buffer() -> None:
         theirs = torch.frombuffer(bytearray(data), dtype=torch.float32, **words)
         assert baregrad.frombuffer(data, dtype=baregrad.float32, **words).tolist() \
             == theirs.tolist()
+    for name in ("bfloat16", "float16", "bool", "complex64", "float8_e4m3fn"):
+        near, far = (t.frombuffer(bytearray(b"\1\0" * 8), dtype=getattr(t, name), offset=8)
+                     for t in (baregrad, torch))  # fmt: skip
+        assert str(near.dtype) == name
+        kind = "complex64" if name == "complex64" else "float32"
+        assert near.to(getattr(baregrad, kind)).tolist() == far.to(getattr(torch, kind)).tolist()
     for words in ({"count": 7}, {"offset": 2}, {"offset": 24}):
         with pytest.raises(ArgumentError, match="lie in the buffer"):
             baregrad.frombuffer(data, dtype=baregrad.float32, **words)

@@ -105,3 +105,12 @@ def test_a_module_is_written_as_a_model(tmp_path: Any) -> None:
         onnx.export(model, (x,), tmp_path / "m.onnx", output_names=["b", "c"])
     with pytest.raises(UnsupportedError, match="any size"):
         onnx.export(model, (x,), tmp_path / "m.onnx", dynamic_axes={"a": {0: "n"}})
+
+
+@pytest.mark.parametrize("module", ["nn.modules", "nn.modules.linear", "distributions.normal"])
+def test_all_names_of_a_module_are_imported(module: str) -> None:
+    for package in ("torch", "baregrad"):
+        names: dict[str, Any] = {}
+        exec(f"from {package}.{module} import *", names)
+        assert "Linear" in names or "Normal" in names
+        assert "_ConvNd" not in names

@@ -10,6 +10,7 @@ import numpy as np
 
 from baregrad.base.errors import DTypeError, GradientError, ShapeError
 from baregrad.dtypes import dtypes
+from baregrad.tensor.array.nodes import broadcast_shapes
 from baregrad.tensor.array.tensor_like import Tensor
 from baregrad.tensor.ops.creation import as_shape
 
@@ -125,6 +126,9 @@ def _by_python(x: Tensor, function: Callable[..., Any], operands: Sequence[Tenso
     if x.requires_grad:
         raise GradientError("Python functions of elements pass no gradients",
                             hint="call it on x.data, or write it with tensors")  # fmt: skip
+    if tuple(x.shape) != broadcast_shapes(*[tuple(one.shape) for one in operands]):
+        raise ShapeError("a tensor that is written over keeps its shape", found=list(x.shape),
+                         wanted=f"one that {list(operands[-1].shape)} broadcasts to")  # fmt: skip
     arrays = [one.numpy() for one in operands]
     made = [function(*values) for values in zip(*[one.ravel().tolist() for one in
                                                  np.broadcast_arrays(*arrays)], strict=True)]

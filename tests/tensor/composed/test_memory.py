@@ -47,6 +47,8 @@ def test_functions_of_python_are_written_over_elements() -> None:
         x = t.tensor([[1, -2], [3, 4]])
         assert x.apply_(lambda v: v * v) is x and x.tolist() == [[1, 4], [9, 16]]
         assert x.map_(t.tensor([[1, 2], [3, 4]]), lambda a, b: a - b).tolist() == [[0, 2], [6, 12]]
+    with pytest.raises(ShapeError, match="keeps its shape"):
+        Tensor.ones(3).map_(Tensor.ones(2, 3), max)
     with pytest.raises(GradientError, match="Python functions"):
         Tensor([1.0], requires_grad=True).apply_(abs)
 
