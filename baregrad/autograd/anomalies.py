@@ -1,4 +1,4 @@
-"""PyTorch's anomaly mode: `backward()` raises where a leaf's gradient has a NaN."""
+"""PyTorch's anomaly mode: what asks for gradients raises where one has a NaN."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from baregrad.tensor.autograd.backward import Anomalies
 class set_detect_anomaly:  # noqa: N801 - PyTorch's name
     """Look at gradients from now on, or not; as a `with` block until its end.
 
-    Each `backward()` computes what it gives then. check_nan: false switches the look off. Inside
-    `jit` nothing is looked at. A NaN raises GradientError.
+    Each `backward()` and `grad()` computes what it gives then. check_nan: false switches the look
+    off. Inside `jit` nothing is looked at. A NaN raises GradientError.
     """
 
     def __init__(self, mode: bool, check_nan: bool = True) -> None:

@@ -322,6 +322,9 @@ class Options:
         changed = self._override.get()
         if changed is not None:
             return changed
+        return self._parsed or self._of_process()
+
+    def _of_process(self) -> Mapping[str, Any]:
         if self._parsed is None:
             environ = os.environ if self._environ is None else self._environ
             self._parsed = MappingProxyType(parse_environment(environ))
@@ -335,19 +338,33 @@ class Options:
                 for variable in (row.variable, *row.aliases):
                     os.unsetenv(variable)
 
-    @contextlib.contextmanager
-    def override(self, **changes: Any) -> Iterator[None]:
-        """Change options for a block; raise OptionError for unknown names or values."""
+    def _with(self, values: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:
         rows = {row.name: row for row in self.table()}
-        merged = dict(self.values())
+        merged = dict(values)
         for name, value in changes.items():
             if name not in rows:
                 raise _unknown(name, tuple(rows), "option")
             merged[name] = rows[name].check(value, f"the option {name!r}")
+        return MappingProxyType(merged)
+
+    def begin(self, **changes: Any) -> None:
+        """Change options of the process: in every thread, and in this one's block if it is in one.
+
+        Raises OptionError for unknown names or values.
+        """
+        block = self._override.get()
+        if block is not None:
+            self._override.set(self._with(block, changes))
+        self._parsed = self._with(self._of_process(), changes)
+
+    @contextlib.contextmanager
+    def override(self, **changes: Any) -> Iterator[None]:
+        """Change options for a block; raise OptionError for unknown names or values."""
+        merged = self._with(self.values(), changes)
         before = self._override.get()
         try:
             # In here: an interrupt may come as soon as the call returns.
-            self._override.set(MappingProxyType(merged))
+            self._override.set(merged)
             yield
         finally:
             self._override.set(before)

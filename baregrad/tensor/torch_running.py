@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,8 +19,6 @@ from baregrad.tensor.torch_names import named as typed
 
 _F = TypeVar("_F")
 OutOfMemoryError = OutOfMemory
-# Blocks that end with the process.
-_BEGUN = ExitStack()
 
 
 def compile(
@@ -78,7 +75,7 @@ def set_num_threads(threads: int) -> None:
             "threads are started with the CPU's first use", found=f"set_num_threads({threads})",
             hint=f"call it before anything is computed, or set BAREGRAD_THREADS={threads}",
         )
-    _BEGUN.enter_context(options.override(threads=threads))
+    options.begin(threads=threads)
 
 
 def get_num_interop_threads() -> int:

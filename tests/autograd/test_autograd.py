@@ -118,6 +118,8 @@ def test_anomalies_are_found_where_they_are_looked_for() -> None:
         (x * 2).sum().backward()
         with pytest.raises(GradientError, match="with NaN"):
             (x.sqrt() * 0).sum().backward()
+        with pytest.raises(GradientError, match="with NaN"):
+            baregrad.autograd.grad((x.sqrt() * 0).sum(), x)
         with baregrad.autograd.detect_anomaly(check_nan=False):
             (x.sqrt() * 0).sum().backward()
     assert not baregrad.is_anomaly_enabled()

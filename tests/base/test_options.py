@@ -148,3 +148,18 @@ def test_every_row_is_complete_and_its_default_allowed() -> None:
 def test_zero_switches_files_off_as_it_does_all_else(name: str) -> None:
     assert parse_environment({name: "0"}) == parse_environment({})
     assert parse_environment({name: "00"}) != parse_environment({})
+
+
+def test_options_begin_in_a_block_and_last() -> None:
+    given = Options({})
+    with given.override(debug=1):
+        given.begin(threads=3)
+        assert (given.threads, given.debug) == (3, 1)
+    assert (given.threads, given.debug) == (3, 0)
+    with pytest.raises(OptionError):
+        given.begin(thread=3)
+    found: list[int] = []
+    other = threading.Thread(target=lambda: found.append(given.threads))
+    other.start()
+    other.join()
+    assert found == [3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -100,6 +102,16 @@ def test_threads_are_counted_and_set_before_the_first_use() -> None:
         baregrad.set_num_threads(count + 1)
     with pytest.raises(ArgumentError, match="1 or more"):
         baregrad.set_num_threads(0)
+
+
+def test_threads_that_are_set_are_those_of_all_threads() -> None:
+    code = (
+        "import threading, baregrad; baregrad.set_num_threads(1);"
+        "work = threading.Thread(target=lambda: print(baregrad.get_num_threads(), flush=True));"
+        "work.start(); work.join(); print(baregrad.get_num_threads())"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["1", "1"]
 
 
 def test_values_are_shown_as_asked() -> None:

@@ -27,7 +27,7 @@ class Anomalies:
 
 
 def check_gradient(x: Tensor, total: Node, leaf: Any) -> None:
-    """Raise GradientError where a leaf's gradient, which is computed here, has a NaN.
+    """Raise GradientError where a gradient, which is computed here, has a NaN.
 
     Inside `jit` nothing is looked at: its function reads no numbers.
     """
@@ -36,7 +36,7 @@ def check_gradient(x: Tensor, total: Node, leaf: Any) -> None:
     gradient: Any = type(x)._make(total, leaf.device)
     if gradient.isnan().any().item():
         raise GradientError(
-            "backward() made a gradient with NaN", found=f"at a leaf of shape {list(leaf.shape)}",
+            "a gradient with NaN was made", found=f"for a tensor of shape {list(leaf.shape)}",
             hint="look at the values before it; a NaN comes from 0 * inf, inf - inf or log(-1)",
         )
 
@@ -171,6 +171,8 @@ def gradients_reached(
         total = parts[0]
         for part in parts[1:]:
             total = nodes.add(total, part)
+        if Anomalies.detected:
+            check_gradient(tensor, total, tensor)
         leaf = tensor._leaf()
         if leaf is not None and leaf.hooks is not None:
             total = leaf.hooks.changed(total)
