@@ -42,8 +42,9 @@ def test_the_calls_are_what_pytorch_makes_of_them() -> None:
             elif found.outcome == "none":
                 alone.append(name)
     assert told == [], "\n".join(told)
-    # PyTorch has them by other names, not for floats, or without gradients.
-    assert len(alone) < 27, alone
+    # PyTorch has them by other names, not for floats, or without gradients, as what Python computes
+    # of each element.
+    assert len(alone) < 32, alone
 
 
 def test_a_difference_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
