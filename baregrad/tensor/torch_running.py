@@ -95,7 +95,8 @@ def set_printoptions(
 
     precision: digits behind the point. threshold: of how many elements on only the outer
     `edgeitems` are shown. linewidth: characters in a line. profile: "default", "short" or "full".
-    sci_mode: false shows no number by a power of ten. Raises ArgumentError for another profile.
+    sci_mode: false shows no number below 1e8 by a power of ten; true leaves it to the numbers, as
+    it is by default. Raises ArgumentError for another profile.
     """
     profiles = {"default": (4, convert.PRINTED, 3), "short": (2, convert.PRINTED, 2),
                 "full": (4, 2**63 - 1, 3)}  # fmt: skip
