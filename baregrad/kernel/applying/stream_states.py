@@ -25,6 +25,10 @@ F32 = dtypes.float32
 # Whole powers of two by which an exponent may be larger than what it is relative to: 16-bit floats
 # have numbers up to 2 ** 16, almost, and powers up to 2 ** 8 stay far below.
 ROOM = 8.0
+# Powers that are float16s where bfloat16s have smaller numbers are so many doublings larger, which
+# leaves all digits down to 2 ** -21 of the largest. With less room they stay below 2 ** 16, even
+# where large exponents less this are rounded.
+HALF_LIFT, HALF_ROOM = 7.0, 7.0
 LOWEST, ZERO, ONE = const(float("-inf"), F32), const(0.0, F32), const(1.0, F32)
 
 
@@ -67,6 +71,8 @@ class RowStates:
 
         Weights that may be more than powers may fill float16 themselves.
         """
+        if self.is_half:
+            return HALF_ROOM
         is_narrow = self.facts.products[0].left.dtype is dtypes.float16
         return 0.0 if is_narrow and not _are_powers(self.facts) else ROOM
 
@@ -77,8 +83,12 @@ class RowStates:
         Two 8-bit floats become float16s by one instruction; powers fit there, with more digits.
         """
         dtype: DType = self.facts.products[0].left.dtype
-        is_half = self.has_octets and self.facts.states > 0 and _are_powers(self.facts)
-        return dtypes.float16 if is_half else dtype
+        return dtypes.float16 if self.is_half else dtype
+
+    @property
+    def is_half(self) -> bool:
+        """Whether weights are float16s for the sake of values that lanes widen."""
+        return self.has_octets and self.facts.states > 0 and _are_powers(self.facts)
 
     @property
     def kept(self) -> list[Node]:
@@ -103,10 +113,11 @@ class RowStates:
         power = Node(kind, F32, (less(self.facts, scores, shift),))
         summed = folded(Ops.ADD, self._summed(load(self.powers, own)), self.part)
         rises = alu(Ops.CMPNE, following, top)
-        higher = alu(Ops.MAX, top, high)
+        low = alu(Ops.SUB, high, const(HALF_LIFT, F32)) if self.is_loose and self.is_half else high
+        higher = alu(Ops.MAX, top, low)
         if self.is_loose:
-            # Infinity and what is no number rise as well.
-            near = alu(Ops.CMPLE, high, alu(Ops.ADD, top, const(self.room, F32)))
+            # Infinity and what is no number rise as well. A difference of what is near is exact.
+            near = alu(Ops.CMPLE, alu(Ops.SUB, low, top), const(self.room, F32))
             higher = alu(Ops.WHERE, near, top, higher)
         factor = self._factor(top, shift)
         highest = [store(one, alu(Ops.MAX, load(one, self.own), high), self.own)

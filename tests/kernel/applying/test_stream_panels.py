@@ -82,6 +82,45 @@ def test_octets_lie_as_they_are_where_chunks_are_whole(
     assert (".f32.f16.f16.f32" in text) == is_there and ".f32.bf16.bf16.f32" in text
 
 
+def attended_octets(query: Any, key: Any, value: Any, scale: float) -> tuple[Any, Any]:
+    """What four queries of bfloat16 make of two heads of e4m3s, and what it is in float64."""
+    q, k, v = torch.tensor(query).bfloat16(), torch.tensor(key), torch.tensor(value)
+    k, v = k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn)
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), enable_gqa=True, scale=scale
+    )
+    with ptx_session():
+        x = Tensor(q.float().numpy()).cast("bfloat16").realize()
+        y, z = [Tensor(one.float().numpy()).cast("float8_e4m3fn").realize() for one in (k, v)]
+        y, z = y.cast("bfloat16"), z.cast("bfloat16")
+        found = x.scaled_dot_product_attention(y, z, enable_gqa=True, scale=scale)
+        return found.cast("float32").numpy(), wanted.numpy()
+
+
+@pytest.mark.parametrize("step", [8, 12, 16])
+def test_large_scores_that_rise_by_their_last_place_are_no_infinite_powers(step: int) -> None:
+    """Above 2 ** 27 eight more than a maximum may round to sixteen more."""
+    query, key = np.zeros((1, 4, 1, 64)), np.zeros((1, 2, 256, 64))
+    query[..., 0], key[..., 0] = 2.0**18, 416
+    query[..., 40], key[..., 40] = step, np.arange(256) // 32
+    value = np.random.default_rng(step).standard_normal(key.shape)
+    found, wanted = attended_octets(query, key, value, 1.0)
+    assert np.abs(found - wanted).max() < 2.0**-7 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("height", [14.0, 16.0, 18.0])
+def test_small_powers_of_octets_have_their_digits(height: float) -> None:
+    """All that is summed may be values of keys with scores far below the largest one's."""
+    random = np.random.default_rng(7)
+    query, key = random.standard_normal((1, 4, 1, 64)) / 8, random.standard_normal((1, 2, 96, 64))
+    query[..., 0], key[..., 0] = height, 0
+    key[:, :, 0], key[:, :, 0, 0] = 0, 1
+    value = 1 + np.abs(random.standard_normal(key.shape))
+    value[:, :, 0] = 0
+    found, wanted = attended_octets(query, key, value, 1.0)
+    assert np.abs(found - wanted).max() < 2.0**-7 * np.abs(wanted).max()
+
+
 @pytest.mark.parametrize(("queries", "keys", "heads", "shared", "causal"), [
     (128, 128, 1, 1, True), (72, 70, 1, 1, False),
 ])  # fmt: skip
