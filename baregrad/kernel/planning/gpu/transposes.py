@@ -54,7 +54,7 @@ def turned_tiles(plan: GpuPlan, axes: Sequence[Node]) -> Way | None:
         return None
     if any(write.stride(inner) != 1 for write in plan.facts.accesses if write.write):
         return None
-    if _has_wide_tiles(plan, axes, down, right):
+    if _has_wide_tiles(plan, axes, down, right, len(crossed)):
         tile = TurnedTile(WIDE_SIDE, WIDE_SIDE // WIDE_LANES, WIDE_LANES)
     else:
         lanes = max(BANK // min([itemsize(access.array.dtype) for access in crossed]), 1)
@@ -74,15 +74,21 @@ class TurnedTile(NamedTuple):
 
 
 def _has_wide_tiles(
-    plan: GpuPlan, axes: Sequence[Node], down: Sequence[Node], right: Sequence[Node]
+    plan: GpuPlan, axes: Sequence[Node], down: Sequence[Node], right: Sequence[Node], inputs: int
 ) -> bool:
-    """Whether all elements have 4 bytes, in whole wide tiles, of which there are many."""
+    """Whether all elements have 4 bytes, in whole wide tiles, of which there are many.
+
+    Shared memory holds those of all inputs.
+    """
     if not all(isinstance(extent_of(axis), int) for axis in (*down, *right)):
         return False
     plain = all(itemsize(access.array.dtype) == BANK for access in plan.facts.accesses)
     whole = iterations(down) % WIDE_SIDE == 0 == iterations(right) % WIDE_SIDE
     threads = iterations(axes) // WIDE_SIDE**2 * BLOCK
-    return plain and whole and threads >= MOST_ELEMENTS // WIDE_LANES * plan.target.busy_threads
+    nbytes = inputs * BANK * WIDE_SIDE * (WIDE_SIDE + WIDE_LANES)
+    fits = nbytes <= plan.target.shared_bytes_per_block
+    many = threads >= MOST_ELEMENTS // WIDE_LANES * plan.target.busy_threads
+    return plain and whole and fits and many
 
 
 def _lay_tiles(

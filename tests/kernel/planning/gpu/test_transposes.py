@@ -74,6 +74,19 @@ def test_tiles_of_more_inputs_than_shared_memory_holds(dtype: DType, most: int) 
     check_gpu(kernel, schedule, target)
 
 
+def test_wide_tiles_are_of_no_more_inputs_than_shared_memory_holds() -> None:
+    """64 KiB are three of these; of four inputs all have smaller ones."""
+    target = gpu_row("sm_75")
+    for count, is_wide in ((3, True), (4, False)):
+        i, j = range_node(4096, 0), range_node(4096, 1)
+        reads = [k.at(k.param(slot, 4096, 4096), j, i) for slot in range(1, count + 1)]
+        total = functools.reduce(lambda a, b: alu(Ops.ADD, a, b), reads)
+        kernel = k.kernel(k.out(k.param(0, 4096, 4096), total, i, j))
+        schedule = choose(kernel, target, Decisions({"way": "turned tiles"})).schedule
+        assert ("i1_v=4" in str(schedule)) == is_wide
+        assert sum(isinstance(step, StageInput) for step in schedule.steps) == count
+
+
 def test_images_with_their_channels_last() -> None:
     kernel = channels_last(2, 20, 6, 37)
     assert staged(kernel)
