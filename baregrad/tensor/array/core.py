@@ -302,8 +302,7 @@ class Array:
         if views.is_whole(self._steps):
             found = _computed(self._storage)
             return session().download(found[1], self.dtype)
-        with session().lock:
-            base = self._storage.node
+        base = self._storage.node
         if base.op is Ops.BUFFER and self._is_cheap_to_read_whole():
             data = session().download(base.arg, base.dtype)
             strides, offset = self._strides()
@@ -336,21 +335,20 @@ class Array:
 def _computed(storage: Storage) -> tuple[Node | DeferredValue, BufferRef]:
     """A storage's value, computed if need be, and where it lies.
 
-    It is taken in hand while no replay runs, and as long as the caller has it none writes over it.
+    As long as the caller has the value in hand, no replay writes over it there. What was computed
+    is had at once, whatever else is being compiled or computed meanwhile.
     """
-    owner = session()
-    with owner.lock:
-        while True:
-            realize_storages((storage,))
-            held: Node | DeferredValue | None = storage.deferred
-            if held is None or (isinstance(held, DeferredValue) and held.call is None):
-                held = storage.node
-            if isinstance(held, Node) and held.op is _BUFFER:
-                return held, held.arg
-            ref = owner.realised(held)
-            if ref is not None:
-                return held, ref
-            # Another thread has changed it since, or written over where it lay.
+    while True:
+        realize_storages((storage,))
+        held: Node | DeferredValue | None = storage.deferred
+        if held is None or (isinstance(held, DeferredValue) and held.call is None):
+            held = storage.node
+        if isinstance(held, Node) and held.op is _BUFFER:
+            return held, held.arg
+        ref = session().realised(held)
+        if ref is not None:
+            return held, ref
+        # Another thread has changed it since, or written over where it lay.
 
 
 def realize_storages(storages: Iterable[Storage]) -> None:

@@ -61,8 +61,9 @@ class Storage:
     - Whoever replaces a value by the same one in another form says by which he means it (`hold`,
       `leave_to`, `watch`, `defer`): where another thread has put a new value meanwhile, that stays.
     - One of the three may be read without the lock. Who reads `deferred` and, where that is None,
-      `node` has a value that was there. Reading `node` may write calls out and tell a watcher, so
-      who goes through all storages asks `held`, which does neither.
+      `node` has a value that was there. Reading `node` may write calls out, and tell a watcher
+      once no replay runs: the session's lock is asked for, so that is not done under `looks.lock`.
+      Who goes through all storages asks `held`, which does neither.
     - A reader keeps the node, or the deferred value, in hand for as long as it reads the memory.
       A replay that writes over memory takes the node out of the storage first and counts then who
       else has it.
@@ -104,7 +105,8 @@ class Storage:
                     if self.deferred is deferred:
                         self.node = node
                 return node
-            with looks.lock:
+            # What a replay has left is whole once it has run, which the session's lock says.
+            with session().lock, looks.lock:
                 self.tell_watcher()
                 known = self.known_node
                 if known is not None:
@@ -197,7 +199,7 @@ class Storage:
     def defer(self, node: Node, value: DeferredValue) -> None:
         """Let the value that is known as a node alone be known to calls as well."""
         with looks.lock:
-            if self.deferred is None and self.node is node:
+            if self.deferred is None and self.known_node is node:
                 self.deferred = value
 
     def as_node(self) -> Node:

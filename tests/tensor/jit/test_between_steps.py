@@ -256,26 +256,50 @@ def test_no_replay_writes_over_what_is_being_read(
     assert counter.tolist() == [5.0, 5.0]
 
 
-def test_a_reading_waits_for_the_replay_that_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "read", [Tensor.numpy, lambda x: x[1:].numpy(), lambda x: (x * 1).numpy()],
+)
+def test_a_reading_waits_for_the_replay_that_writes(
+    monkeypatch: pytest.MonkeyPatch, read: Callable[[Tensor], np.ndarray[Any, Any]]
+) -> None:
     counter = held(0.0, 0.0)
     step = counting(counter, 4)
     owner = current_session()
-    found: list[list[float]] = []
+    found: list[float] = []
 
-    def read() -> None:
+    def elsewhere() -> None:
         with options.override(device="CPU"), use_session(owner):
-            found.append(counter.tolist())
+            found.extend(read(counter))
 
-    reading = threading.Thread(target=read)
+    readers = [threading.Thread(target=elsewhere) for _ in range(2)]
 
     def begin(*_: Any) -> None:
-        reading.start()
-        reading.join(0.2)
+        for reader in readers:
+            reader.start()
+            reader.join(0.1)
+        assert not found
 
     before(monkeypatch, Replay, "submit", begin)
     step()
-    reading.join(WAIT_S)
-    assert found == [[5.0, 5.0]]
+    for reader in readers:
+        reader.join(WAIT_S)
+    assert {*found} == {5.0}
+
+
+def test_what_was_computed_is_read_while_another_thread_compiles() -> None:
+    x, owner = held(1.0, 2.0), current_session()
+    result, part = (x * 2).realize(), x[1:]
+    found: list[Any] = []
+
+    def read() -> None:
+        with options.override(device="CPU"), use_session(owner):
+            found.extend([result.tolist(), part.tolist(), x.numpy().tolist()])
+
+    reading = threading.Thread(target=read, daemon=True)
+    with owner.lock:  # as who compiles has it
+        reading.start()
+        reading.join(5)
+        assert found == [[2.0, 4.0], [2.0], [1.0, 2.0]]
 
 
 def test_state_is_looked_at_again_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
