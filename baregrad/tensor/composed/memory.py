@@ -12,6 +12,7 @@ from baregrad.base.errors import DTypeError, GradientError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.tensor.array.nodes import broadcast_shapes
 from baregrad.tensor.array.tensor_like import Tensor
+from baregrad.tensor.array.views import change_steps
 from baregrad.tensor.ops.creation import as_shape
 
 
@@ -150,8 +151,8 @@ def resize_(x: Tensor, *sizes: Any) -> Tensor:
     count, wanted = x.numel(), math.prod(shape)
     flat = x.reshape(-1)[: min(count, wanted)]
     made = flat.pad((0, wanted - flat.shape[0])).reshape(shape).clone()
-    x._storage, x._steps = made._storage, made._steps
-    x._cached = x._layout = x._look = None
+    x._storage, x._layout, x._look = made._storage, None, None
+    change_steps(x, made._steps)
     return x
 
 
@@ -169,8 +170,8 @@ def set_(x: Tensor, source: Tensor | None = None) -> Tensor:
     found: Tensor = kind.zeros(0, dtype=x.dtype) if source is None else source.detach()
     if found.dtype is not x.dtype:
         raise DTypeError("memory of its dtype", found=found.dtype, wanted=x.dtype)
-    x._storage, x._steps = found._storage, found._steps
-    x._cached = x._layout = x._look = None
+    x._storage, x._layout, x._look = found._storage, None, None
+    change_steps(x, found._steps)
     return x
 
 

@@ -51,6 +51,7 @@ class Surroundings:
         self._held: list[Any] = []
         self._lengths: list[int] = []
         self._reviewed = Reviewed.mark
+        self._storages = [tensor._storage for tensor in self.tensors]
         self._steps = [tensor._steps for tensor in self.tensors]
         self._manners = [_manner(tensor) for tensor in self.tensors]
         marks = [hooks for steps in self._steps if (hooks := hooks_at(steps)) is not None]
@@ -73,8 +74,11 @@ class Surroundings:
         return found or self._changed_manner()
 
     def _changed_manner(self) -> str:
-        """The same of how tensors show their storages: their axes, gradients and hooks."""
+        """The same of which storages tensors show, and how: their axes, gradients and hooks."""
         reviewed = Reviewed.mark
+        for tensor, storage, name in zip(self.tensors, self._storages, self._names, strict=True):
+            if tensor._storage is not storage:
+                return f"whose memory {name} shows"
         steps = [tensor._steps for tensor in self.tensors]
         if all(map(operator.is_, steps, self._steps)) and all(
             hooks.before is before and hooks.after is after for hooks, before, after in self._hooks

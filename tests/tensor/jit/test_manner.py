@@ -29,6 +29,24 @@ def test_axes_that_change_in_place_are_noticed() -> None:
         assert add(zeros).tolist() == [[0.0, 2.0], [1.0, 3.0]]
 
 
+def test_memory_that_is_another_one_is_noticed() -> None:
+    weight, other = Tensor([1.0, 2.0]).realize(), Tensor([10.0, 20.0]).realize()
+
+    @jit
+    def add(x: Tensor) -> Tensor:
+        return x + weight
+
+    ones = Tensor.ones(2).contiguous().realize()
+    for _ in range(4):
+        assert add(ones).tolist() == [2.0, 3.0]
+    weight.set_(other)
+    for _ in range(4):
+        assert add(ones).tolist() == [11.0, 21.0]
+    weight.resize_(1)
+    for _ in range(4):
+        assert add(ones).tolist() == [11.0, 11.0]
+
+
 def test_a_parameter_that_is_frozen_gets_no_gradient_any_more() -> None:
     weight, bias = (Tensor([1.0, 2.0]).requires_grad_() for _ in range(2))
 
