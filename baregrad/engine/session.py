@@ -83,6 +83,7 @@ class Session:
         self.origins: MutableMapping[Node, str] = weakref.WeakKeyDictionary()
         self.random_states: dict[str, Any] = {}
         self.seed: int | None = None
+        self.overwrites = 0
         give_lock(self)
 
     @property
@@ -331,6 +332,8 @@ class Session:
             program, executable = self._executable(backend, program, donated)
             if isinstance(executable, Executable):
                 executable = executable.written_over({i: donated[i] for i in free if i in donated})
+        if free:
+            self.overwrites += 1
         run = Run(backend, executable, program, ())
         results = backend.execute(executable, program, self.where)
         shapes = [self.concrete(node.shape, program.variables) for node in program.sink.src]

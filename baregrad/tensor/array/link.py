@@ -22,8 +22,9 @@ class SessionLike(Protocol):
     origins: the user's file:line of nodes, where lines are noted. watching: who watches this
     thread's work; `downloads` is not empty while a function is captured. random_states: by device,
     kept for `baregrad.tensor.ops.random`. seed: of devices that have none yet, if it is not the
-    option's. lock: held while anything is computed. templates, forms: kept for
-    `baregrad.tensor.array.put_off`.
+    option's. lock: held while anything is computed. overwrites: how often results took the memory
+    of old values so far, noted before they are written; replays do not count. templates, forms:
+    kept for `baregrad.tensor.array.put_off`.
     """
 
     templates: dict[Any, Any]
@@ -33,6 +34,7 @@ class SessionLike(Protocol):
     random_states: dict[str, Any]
     seed: int | None
     lock: threading.RLock
+    overwrites: int
 
     def default_device(self) -> str:
         """The name of the device that tensors are made on."""

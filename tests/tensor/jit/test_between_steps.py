@@ -256,6 +256,28 @@ def test_no_replay_writes_over_what_is_being_read(
     assert counter.tolist() == [5.0, 5.0]
 
 
+@pytest.mark.parametrize("calls", range(5))
+@pytest.mark.parametrize("begin", [0, 1])
+def test_a_reading_is_of_one_moment_while_a_function_is_learnt(
+    monkeypatch: pytest.MonkeyPatch, session: Session, calls: int, begin: int
+) -> None:
+    counter = held(0.0, 0.0, 0.0, 0.0)
+    step = counting(counter, calls)
+    real, left = session.download, [None]
+
+    def download(*args: Any) -> np.ndarray[Any, Any]:
+        found = real(*args)
+        if left:
+            left.pop()
+            step()
+            found[2:] = real(*args)[2:]
+        return found
+
+    monkeypatch.setattr(session, "download", download)
+    assert {*counter[begin:].tolist()} in ({calls}, {calls + 1})
+    assert counter.tolist() == [calls + 1] * 4
+
+
 @pytest.mark.parametrize(
     "read", [Tensor.numpy, lambda x: x[1:].numpy(), lambda x: (x * 1).numpy()],
 )
