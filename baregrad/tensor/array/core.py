@@ -379,9 +379,7 @@ def realize_storages(storages: Iterable[Storage]) -> None:
         return
     owner = session()
     # From the look at what else reads old memory to the last write nobody else computes.
-    lock = owner.lock
-    lock.acquire()
-    try:
+    with owner.lock:
         if len(asked) == 1 and not owner.watching.companions:
             if _computed_alone(owner, asked[0]) or _computed_by_key(
                 owner, asked[0].device, asked, ()
@@ -391,8 +389,6 @@ def realize_storages(storages: Iterable[Storage]) -> None:
         for storage in asked:
             by_device.setdefault(storage.device, {})[storage] = None
         _realize_together(owner, by_device)
-    finally:
-        lock.release()
 
 
 def _realize_together(owner: SessionLike, by_device: dict[str, dict[Storage, None]]) -> None:
