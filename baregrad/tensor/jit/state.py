@@ -136,18 +136,19 @@ class State:
             before.tell_watcher()
         if storage.watcher is not None:
             storage.tell_watcher()
-        self.handle = handle
-        self._seen = weakref.ref(storage)
         if self.changes:
             current_session().forget((id(handle),))
-            self.left = Left(watch, node.dtype, self.ref._replace(handle=handle))
-            return storage.leave_to(self.left, node)
-        self.left = Left(watch, node.dtype, None)
+        place = self.ref._replace(handle=handle) if self.changes else None
+        left, seen = Left(watch, node.dtype, place), weakref.ref(storage)
+        # Nothing is called between these, so no Ctrl-C comes: they are of one place at any time.
+        self.handle, self.left, self._seen = handle, left, seen
+        if self.changes:
+            return storage.leave_to(left, node)
         if node.op is not _BUFFER:
             watch.is_touched = True  # an expression, which others compute when they like
             return True
-        self.left.leaf = weakref.ref(node)
-        return storage.watch(self.left, node)
+        left.leaf = weakref.ref(node)
+        return storage.watch(left, node)
 
     def present(self, storage: Storage, group: Sequence[State]) -> tuple[Node, Any]:
         """The storage's value, known as a node alone, and where it lies.

@@ -345,6 +345,26 @@ def test_state_is_looked_at_again_after_an_interruption(monkeypatch: pytest.Monk
     assert total(x).tolist() == [200.0]
 
 
+def test_no_step_is_lost_after_an_interruption_while_state_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counter = held(0.0, 0.0)
+    step = counting(counter, 4)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    reader = counter._storage.node
+    with monkeypatch.context() as patch:
+        before(patch, state, "Left", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            step()
+    del reader
+    for number in range(5, 8):
+        step()
+        assert counter.tolist() == [number] * 2
+
+
 def test_an_argument_that_another_thread_trains_during_a_capture() -> None:
     weights = held(0.0, 0.0)
     step = counting(weights, 4)
