@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import baregrad
 from baregrad import nn, optim
 from baregrad.base.options import options
 from baregrad.tensor import Tensor
@@ -148,6 +152,20 @@ def test_a_mode_that_is_interrupted_as_it_is_set_is_taken_back(
     with twice, Tensor.enable_grad(), twice:
         pass
     assert kept.get() is before
+
+
+def test_locks_are_taken_by_with() -> None:
+    """Ctrl-C between `acquire` and `try` leaves a lock taken for ever."""
+    found = []
+    for file in Path(baregrad.__file__).parent.rglob("*.py"):
+        text = file.read_text()
+        for node in ast.walk(ast.parse(text)) if ".acquire()" in text else ():
+            body = getattr(node, "body", None)
+            for one, after in pairwise(body) if isinstance(body, list) else ():
+                taken = isinstance(one, ast.Expr) and ast.unparse(one).endswith(".acquire()")
+                if taken and isinstance(after, ast.Try):
+                    found.append((file.name, one.lineno))
+    assert not found
 
 
 @pytest.mark.slow
