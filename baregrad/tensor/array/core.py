@@ -302,34 +302,10 @@ class Array:
         owner = session()
         while True:
             before = owner.overwrites
-            found = self._read()
+            found = _read(self)
             # Who writes over old memory without a replay counts no readers of other threads.
             if owner.overwrites == before:
                 return found
-
-    def _read(self) -> np.ndarray[Any, Any]:
-        if views.is_whole(self._steps):
-            found = _computed(self._storage)
-            return session().download(found[1], self.dtype)
-        base = self._storage.node
-        if base.op is Ops.BUFFER and self._is_cheap_to_read_whole():
-            data = session().download(base.arg, base.dtype)
-            strides, offset = self._strides()
-            itemsize = self.dtype.itemsize
-            flat = data.reshape(-1)
-            if itemsize != data.itemsize:
-                assert self.dtype.storage is not None
-                whole = flat.nbytes // itemsize * itemsize
-                flat = flat.view(np.uint8)[:whole].view(self.dtype.storage)
-            flat = flat[offset:]
-            if not math.prod(self.shape):
-                return np.empty(self.shape, flat.dtype)
-            steps = tuple(stride * itemsize for stride in strides)
-            shown = np.lib.stride_tricks.as_strided(flat, self.shape, steps)
-            return np.array(shown)
-        value = self._value()
-        (ref,) = session().realize([value], self.device)
-        return session().download(ref, self.dtype)
 
     def _is_cheap_to_read_whole(self) -> bool:
         base = self._storage.node
@@ -339,6 +315,32 @@ class Array:
             return False
         nbytes: int = math.prod(base.shape) * base.dtype.itemsize
         return nbytes <= max(_WHOLE_NBYTES, 2 * math.prod(self.shape) * base.dtype.itemsize)
+
+
+def _read(x: Array) -> np.ndarray[Any, Any]:
+    """The raw elements that a tensor shows, unless a result takes their memory meanwhile."""
+    if views.is_whole(x._steps):
+        found = _computed(x._storage)
+        return session().download(found[1], x.dtype)
+    base = x._storage.node
+    if base.op is Ops.BUFFER and x._is_cheap_to_read_whole():
+        data = session().download(base.arg, base.dtype)
+        strides, offset = x._strides()
+        itemsize = x.dtype.itemsize
+        flat = data.reshape(-1)
+        if itemsize != data.itemsize:
+            assert x.dtype.storage is not None
+            whole = flat.nbytes // itemsize * itemsize
+            flat = flat.view(np.uint8)[:whole].view(x.dtype.storage)
+        flat = flat[offset:]
+        if not math.prod(x.shape):
+            return np.empty(x.shape, flat.dtype)
+        steps = tuple(stride * itemsize for stride in strides)
+        shown = np.lib.stride_tricks.as_strided(flat, x.shape, steps)
+        return np.array(shown)
+    value = x._value()
+    (ref,) = session().realize([value], x.device)
+    return session().download(ref, x.dtype)
 
 
 def _computed(storage: Storage) -> tuple[Node | DeferredValue, BufferRef]:
