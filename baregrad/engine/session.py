@@ -64,7 +64,8 @@ class Session:
     `realised` remembers, as long as the node lives, where the value of a node lies.
 
     Threads share a session. What runs, runs while `lock` is held: a realisation, a replay with the
-    look at its state before, the copies that a capture makes. Graphs are built without it. Who
+    look at its state before, the copies that a capture makes. Graphs are built without it, and what
+    was computed is read so; who looks at what a replay has left waits until none runs. Who
     watches a session watches the thread that it is in (`Watching`): another thread's work is
     neither captured nor refused.
     """
