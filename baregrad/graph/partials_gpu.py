@@ -263,7 +263,9 @@ def _parts(node: Node, value: Node, length: int) -> int:
         tiles = max(-(-prod(known) // TILE), 1)
         parts = min(BLOCKS // scale // tiles, length // (LEAST_PRODUCTS * scale))
         short = min(FEW_BLOCKS // scale // tiles, length // (FEW_PRODUCTS * scale))
-        return short if short >= LEAST_SHORT and short > parts else parts
+        # The unit adds up what is scaled panel by panel, as long as it is one sum.
+        is_worth_it = short >= LEAST_SHORT and short > parts and not is_scaled(node.src[0])
+        return short if is_worth_it else parts
     inner, last = innermost(value), last_axis(shape)
     if inner not in axes:
         # What reads a permuted array's rows often does so again: one kernel does all of that.

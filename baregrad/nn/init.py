@@ -268,6 +268,7 @@ def drawn(*shape: int, fan: int, dtype: object = None, device: str | None = None
     )
 
 
+@explained
 def redraw(fan: int, *tensors: Tensor | None) -> None:
     """Write values uniform within 1/sqrt(fan) of 0 over tensors."""
     bound = fan**-0.5 if fan > 0 else 0.0
@@ -276,6 +277,7 @@ def redraw(fan: int, *tensors: Tensor | None) -> None:
             uniform_(held, -bound, bound)
 
 
+@explained
 def refill(weight: Tensor | None, bias: Tensor | None) -> None:
     """Write ones over a weight and zeros over a bias."""
     if weight is not None:
@@ -284,10 +286,16 @@ def refill(weight: Tensor | None, bias: Tensor | None) -> None:
         zeros_(bias)
 
 
+@explained
 def begin(module: Any, kind: type, name: str = "reset_parameters") -> None:
     """Let a class made of the layer `kind` write first values of its own, if it does."""
-    own = getattr(type(module), name)
-    if own is not getattr(kind, name):
+    own, usual = (getattr(one, name, None) for one in (type(module), kind))
+    if own is None or usual is None:
+        raise ArgumentError(
+            f"no layer with {name}", found=f"{type(module).__name__} and {kind!r:.60}",
+            wanted="a layer, and the class that it is of",
+        )
+    if own is not usual:
         own(module)
 
 

@@ -161,7 +161,8 @@ def read_once(program: Node, threads: int) -> frozenset[Node]:
 
     All loads of such an array have together what is a block's own, and are others in each
     iteration of the loops around them. Each is as wide as may be: of lines that several loads have
-    parts of, the cache is what brings them once.
+    parts of, the cache is what brings them once. What is stored as it is is no number but a copy's
+    words, which come no sooner so: 1 GiB took 523 us, 513 without.
     """
     sizes: dict[Node, int] = {}
     again: set[Node] = set()
@@ -179,6 +180,8 @@ def read_once(program: Node, threads: int) -> frozenset[Node]:
             is_narrow = min(nbytes, node.arg.align) < WIDE
             if is_narrow or any(one.op is Ops.BEGIN and one not in made for one in loops):
                 again.add(buffer)
+        elif node.op is Ops.VSTORE and _reads_packed(node.src[2]):
+            again.add(node.src[2].src[0])
     own = dict.fromkeys(sizes, 0)
     for run in runs_of(program, threads) if sizes.keys() - again else ():
         own[run.buffer] = own.get(run.buffer, 0) + run.nbytes

@@ -252,11 +252,12 @@ def _sizes(x: Tensor, output_size: int | Sequence[int | None] | None, count: int
     output_size = plain(output_size)
     if isinstance(output_size, Node):
         raise ShapeError("pooling is to a size that is known now", found=repr(output_size))
-    given = (
-        [output_size] * count
-        if output_size is None or isinstance(output_size, int)
-        else [*map(plain, output_size)]
-    )
+    if output_size is None or isinstance(output_size, int):
+        given: list[Any] = [output_size] * count
+    elif isinstance(output_size, list | tuple):
+        given = [*map(plain, output_size)]
+    else:
+        raise ShapeError("a size is of integers", found=f"{output_size!r:.60}", wanted="1 or more")
     for one in given:
         if one is not None and (not isinstance(one, int) or one < 1 or one >> 62):
             raise ShapeError("a size is of integers", found=f"{given!r:.60}", wanted="1 or more")

@@ -74,11 +74,12 @@ def test_integers_are_made_along_with_a_norm(monkeypatch: pytest.MonkeyPatch) ->
     """On a GPU a token's norm, its integers and its product are two launches, however many rows."""
     monkeypatch.setattr("baregrad.io.gguf.weight.LARGE_NBYTES", 0)
     row, random = by_name("Q4_K"), np.random.default_rng(8)
-    packed = random_rows(row, 256, 512)
+    rows = 2048  # of fewer, each would make the norm anew sooner than a launch begins
+    packed = random_rows(row, rows, 512)
     values = random.standard_normal((1, 512)).astype(np.float32)
     gain = random.standard_normal(512).astype(np.float32)
     with ptx_session() as session:
-        weight = PackedWeight(row, (256, 512), Tensor(packed)).in_planes()
+        weight = PackedWeight(row, (rows, 512), Tensor(packed)).in_planes()
         x = Tensor(values).cast(dtypes.bfloat16).realize()
         scale = Tensor(gain).realize()
         before = session.backend("NV").device.launches
