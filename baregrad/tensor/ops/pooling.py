@@ -257,7 +257,11 @@ def _sizes(x: Tensor, output_size: int | Sequence[int | None] | None, count: int
     elif isinstance(output_size, list | tuple):
         given = [*map(plain, output_size)]
     else:
-        raise ShapeError("a size is of integers", found=f"{output_size!r:.60}", wanted="1 or more")
+        raise ArgumentError(
+            "pooling does not take this as `output_size`",
+            found=f"{type(output_size).__name__} {output_size!r:.60}",
+            wanted="an integer, several integers or None",
+        )
     for one in given:
         if one is not None and (not isinstance(one, int) or one < 1 or one >> 62):
             raise ShapeError("a size is of integers", found=f"{given!r:.60}", wanted="1 or more")
