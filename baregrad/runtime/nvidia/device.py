@@ -48,7 +48,9 @@ T = TypeVar("T")
 _WRITE_NBYTES = 4096
 _READ_NBYTES = 64
 # Of all buffers of a list in one step of the interpreter: replays wait for it.
-_serial_of = attrgetter("serial")
+_serial_of, _value_of = map(attrgetter, ("serial", "value"))
+# So often a list is looked at that is in flight before it is waited for in another way: some 20 us.
+_SOON = range(200)
 
 
 class Returns(deque[T]):
@@ -312,26 +314,41 @@ class NvDevice(Device):
         """Start a command list; with `timed`, wait for it too."""
         with self._lock:
             bound, work = commands.bound, self.work
+            images: Sequence[ListImage] = ()
             if (
                 bound.__class__ is NvBoundList
                 and bound.device is self
                 and not (timed or variables or self._attention or self._returned)
                 and not (work.code_is_new or work.broken)
             ):
-                # For buffers that an image is patched for: all that was checked then holds still.
+                # For buffers that images are patched for: all that was checked then holds still.
                 # This is the way that programs wait for; what is written down comes after it.
-                for image in bound.quick.get(tuple(map(_serial_of, buffers)), ()):
+                images = bound.quick.get(tuple(map(_serial_of, buffers)), ())
+                for image in images:
                     if value := work.go(image.ticket):
-                        image.value = value
-                        work.compute.note(value, image)
-                        for block in image.blocks:
-                            block.compute_value = value
+                        self._went(image, value)
                         return None
-            image, bound = self._start(commands, buffers, variables, timed=timed)
+                if len(images) >= bound.most_alike:
+                    # All are in flight: the one that was submitted first is done first.
+                    image = min(images, key=_value_of)
+                    for _ in _SOON:
+                        if value := work.go(image.ticket):
+                            self._went(image, value)
+                            return None
+            image, bound = self._start(
+                commands, buffers, variables, timed=timed, another=bool(images)
+            )
             if not timed:
                 return None
             self._wait_for(work.compute, image.value)
             return Timeline(bound.labels, *image.times())
+
+    def _went(self, image: ListImage, value: int) -> None:
+        """Write down that an image was submitted by its ticket."""
+        image.value = value
+        self.work.compute.note(value, image)
+        for block in image.blocks:
+            block.compute_value = value
 
     def start_timed(
         self,
@@ -365,8 +382,9 @@ class NvDevice(Device):
         *,
         timed: bool = False,
         stamped: bool = False,
+        another: bool = False,
     ) -> tuple[ListImage, NvBoundList]:
-        """Start a command list; return the image that is in flight."""
+        """Start a command list; return the image that is in flight, `another` one if it may be."""
         if commands.device is not self:
             raise DeviceError("the command list is for another device", found=commands.device.name)
         work = self.work
@@ -384,7 +402,7 @@ class NvDevice(Device):
         try:
             image, blocks = bound.ready(
                 commands, buffers, variables or {}, work.pair, self._wait_for,
-                timed=timed, stamped=stamped,
+                timed=timed, stamped=stamped, another=another,
             )  # fmt: skip
             if work.code_is_new or copies.last_value > copies.words[0]:
                 work.settle()
@@ -394,13 +412,11 @@ class NvDevice(Device):
                 copies.enter(image.copy_entry, ())
             else:
                 image.set_values(value, 0)
-            compute.enter(image.take_entry(compute.hold), image)
+            compute.enter(image.take_entry(), image)
         except DriverError as error:
             raise self.work.failed(error) from None
         for block in blocks:
             block.compute_value = value
-        if image.released:
-            compute.ring_state.hold = value
         return image, bound
 
     def synchronize(self) -> None:

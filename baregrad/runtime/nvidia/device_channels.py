@@ -71,17 +71,15 @@ class DeviceChannels:
         """Have the channel drop old code, and wait for copies and for kernels that it left."""
         compute, copies = self.pair
         push = PushBuffer()
-        if compute.hold:
-            push.acquire(compute.timeline.gpu_va, compute.hold)
         # Of a list that copies too: its kernels may come before its first copy.
         if copies.last_value > copies.timeline.value:
             push.acquire(copies.timeline.gpu_va, copies.last_value)
         if self.code_is_new:
+            push.wait_idle()
             push.invalidate_caches()
         self.code_is_new = False
         if push.words:
             compute.submit(push)
-        compute.ring_state.hold = 0
 
     def grow_stacks(self, nbytes: int) -> None:
         """Have at least so much local memory for each thread: all lists are written anew."""

@@ -76,15 +76,7 @@ go:
     cmp r9, r10
     jae 3f
     mov r11, [rdi + 32]
-    mov r9, [rdx + 64]
-    cmp r9, rsi
-    jbe 5f
-    mov r11, [rdi + 64]
-    test r11, r11
-    je 3f
-    mov r10, [rdi + 72]
-    mov [r10], r9
-5:  inc r8
+    inc r8
     mov r9, [rdi + 40]
     mov r10, [rdi + 48]
 1:  dec r10
@@ -96,11 +88,8 @@ go:
     mov [rdi + 24], r8
     mov [rdx + 40], r8
     mov rsi, r11
-    cmp [rdi + 56], rax
     mov rdi, rdx
-    je 4f
-    mov [rdx + 64], r8
-4:  call ring
+    call ring
     mov rax, r8
 3:  ret
 spin:
@@ -207,16 +196,7 @@ go:
     cmp x5, x6
     b.hs 3f
     ldr x12, [x0, 32]
-    ldr x5, [x1, 64]
-    cmp x5, x3
-    b.ls 5f
-    ldr x12, [x0, 64]
-    cbz x12, 3f
-    ldr x6, [x0, 72]
-    str w5, [x6]
-    lsr x7, x5, 32
-    str w7, [x6, 4]
-5:  add x4, x4, 1
+    add x4, x4, 1
     ldp x5, x6, [x0, 40]
 1:  cbz x6, 2f
     str xzr, [x5], 8
@@ -228,10 +208,7 @@ go:
     str w6, [x5, 4]
     str x4, [x0, 24]
     str x4, [x1, 40]
-    ldr x5, [x0, 56]
-    cbz x5, 4f
-    str x4, [x1, 64]
-4:  mov x0, x1
+    mov x0, x1
     mov x1, x12
     mov x11, x30
     bl ring
@@ -300,43 +277,41 @@ SOURCES = MappingProxyType({"x86_64": _X86_64, "aarch64": _AARCH64})
 CODE = MappingProxyType({
     "x86_64": bytes.fromhex(
         "0faef089 37c38b47 18488b0f 488934c1 ffc02347 1c894718 0faef048 8b4f0889 010faef0 "
-        "488b4f10 8b572089 11c331c0 488b1748 8b4f0883 7a24000f 84a00000 00837924 000f8496 "
-        "00000048 8b723048 8b364839 77180f87 85000000 4c8b4238 66418338 00757a4c 8b41304d "
-        "8b004c39 4128776d 4c8b4228 4d89c149 29f1448b 521c4d39 d1735a4c 8b5f204c 8b4a4049 "
-        "39f17610 4c8b5f40 4d85db74 444c8b57 484d890a 49ffc04c 8b4f284c 8b573049 ffca7806 "
-        "4b8904d1 ebf54c8b 4f104d89 014c8947 184c8942 284c89de 48394738 4889d774 044c8942 "
-        "40e828ff ffff4c89 c0c331c0 4c8b1748 8b4f0841 39422474 4b394124 74460f31 4189c149 "
-        "8b72284d 8b423049 39307311 f3900f31 4429c83d 00000100 72ed31c0 c3488b71 284c8b41 "
-        "30493930 7311f390 0f314429 c83d0000 010072ed 31c0c3b8 01000000 c353488d 1de9feff "
-        "ffeb0853 488d1d93 ffffff48 89f7ff15 18000000 4885c074 0f4889c7 ffd34889 c75bff25 "
-        "0c000000 5bc36690 00000000 00000000 00000000 00000000"
+        "488b4f10 8b572089 11c331c0 488b1748 8b4f0883 7a240074 75837924 00746f48 8b723048 "
+        "8b364839 77187762 4c8b4238 66418338 0075574c 8b41304d 8b004c39 4128774a 4c8b4228 "
+        "4d89c149 29f1448b 521c4d39 d173374c 8b5f2049 ffc04c8b 4f284c8b 573049ff ca78064b "
+        "8904d1eb f54c8b4f 104d8901 4c894718 4c894228 4c89de48 89d7e857 ffffff4c 89c0c331 "
+        "c04c8b17 488b4f08 41394224 744b3941 2474460f 314189c1 498b7228 4d8b4230 49393073 "
+        "11f3900f 314429c8 3d000001 0072ed31 c0c3488b 71284c8b 41304939 307311f3 900f3144 "
+        "29c83d00 00010072 ed31c0c3 b8010000 00c35348 8d1d18ff ffffeb08 53488d1d 93ffffff "
+        "4889f7ff 15170000 004885c0 740f4889 c7ffd348 89c75bff 250b0000 005bc390 00000000 "
+        "00000000 00000000 00000000"
     ),
     "aarch64": bytes.fromhex(
         "9f3f03d5 010000b9 c0035fd6 081840b9 090040f9 217928f8 08050011 091c40b9 0801090a "
         "081800b9 9f3f03d5 090440f9 280100b9 9f3f03d5 090840f9 0a2040b9 2a0100b9 c0035fd6 "
-        "010840a9 232440b9 442440b9 63060034 44060034 231840f9 63fcdfc8 040c40f9 9f0003eb "
-        "a8050054 241c40f9 84004079 44050035 441840f9 84fcdfc8 451440f9 bf0004eb a8040054 "
-        "241440f9 850003cb 261c40b9 bf0006eb 02040054 0c1040f9 252040f9 bf0003eb e9000054 "
-        "0c2040f9 4c0300b4 062440f9 c50000b9 a7fc60d3 c70400b9 84040091 059842a9 860000b4 "
+        "010840a9 232440b9 442440b9 e3040034 c4040034 231840f9 63fcdfc8 040c40f9 9f0003eb "
+        "28040054 241c40f9 84004079 c4030035 441840f9 84fcdfc8 451440f9 bf0004eb 28030054 "
+        "241440f9 850003cb 261c40b9 bf0006eb 82020054 0c1040f9 84040091 059842a9 860000b4 "
         "bf8400f8 c60400d1 fdffff17 050840f9 a40000b9 86fc60d3 a60400b9 040c00f9 241400f9 "
-        "051c40f9 450000b4 242000f9 e00301aa e1030caa eb031eaa beffff97 e00304aa 60015fd6 "
-        "000080d2 c0035fd6 010840a9 000080d2 232440b9 442440b9 63030034 44030034 08e03bd5 "
-        "08fd4fd3 47e03bd5 e700088b 231440f9 241840f9 85fcdfc8 bf0003eb c2000054 df3f03d5 "
-        "48e03bd5 1f0107eb 43ffff54 c0035fd6 431440f9 441840f9 85fcdfc8 bf0003eb c2000054 "
-        "df3f03d5 48e03bd5 1f0107eb 43ffff54 c0035fd6 200080d2 c0035fd6 09f5ff10 02000014 "
-        "c9fbff10 fd7bbea9 fd030091 e90b00f9 e00301aa 29010058 20013fd6 a00000b4 e90b40f9 "
-        "20013fd6 c9000058 20013fd6 fd7bc2a8 c0035fd6 00000000 00000000 00000000 00000000"
+        "e00301aa e1030caa eb031eaa caffff97 e00304aa 60015fd6 000080d2 c0035fd6 010840a9 "
+        "000080d2 232440b9 442440b9 63030034 44030034 08e03bd5 08fd4fd3 47e03bd5 e700088b "
+        "231440f9 241840f9 85fcdfc8 bf0003eb c2000054 df3f03d5 48e03bd5 1f0107eb 43ffff54 "
+        "c0035fd6 431440f9 441840f9 85fcdfc8 bf0003eb c2000054 df3f03d5 48e03bd5 1f0107eb "
+        "43ffff54 c0035fd6 200080d2 c0035fd6 89f6ff10 02000014 c9fbff10 fd7bbea9 fd030091 "
+        "e90b00f9 e00301aa 29010058 20013fd6 a00000b4 e90b40f9 20013fd6 c9000058 20013fd6 "
+        "fd7bc2a8 c0035fd6 00000000 00000000 00000000 00000000"
     ),
 })  # fmt: skip
 # Where functions begin, and where the addresses of two functions of Python's go.
 PLACES = MappingProxyType({
     "x86_64": MappingProxyType({
-        "store": 0, "ring": 6, "go": 46, "spin": 226,
-        "called_go": 317, "called_spin": 327, "from_python": 368, "to_python": 376,
+        "store": 0, "ring": 6, "go": 46, "spin": 179,
+        "called_go": 270, "called_spin": 280, "from_python": 320, "to_python": 328,
     }),
     "aarch64": MappingProxyType({
-        "store": 0, "ring": 12, "go": 72, "spin": 296,
-        "called_go": 424, "called_spin": 432, "from_python": 488, "to_python": 496,
+        "store": 0, "ring": 12, "go": 72, "spin": 248,
+        "called_go": 376, "called_spin": 384, "from_python": 440, "to_python": 448,
     }),
 })  # fmt: skip
 
@@ -346,9 +321,8 @@ class RingState(ctypes.Structure):
 
     Addresses of the ring's first entry, of the pointer that the GPU reads, and of the doorbell; the
     next entry's number; what keeps numbers in the ring, their count less one; the doorbell's token;
-    whether the addresses are good. Then the value of the last submission, the addresses of the
-    timeline and of 16 bits that are not zero once the driver reports an error, and the value that
-    the timeline must have before the next words may be taken.
+    whether the addresses are good. Then the value of the last submission, and the addresses of the
+    timeline and of 16 bits that are not zero once the driver reports an error.
     """
 
     _fields_ = (
@@ -356,7 +330,7 @@ class RingState(ctypes.Structure):
         ("doorbell_address", ctypes.c_uint64), ("put", ctypes.c_uint32),
         ("mask", ctypes.c_uint32), ("token", ctypes.c_uint32), ("open", ctypes.c_uint32),
         ("last", ctypes.c_uint64), ("timeline_address", ctypes.c_uint64),
-        ("alarm_address", ctypes.c_uint64), ("hold", ctypes.c_uint64),
+        ("alarm_address", ctypes.c_uint64),
     )  # fmt: skip
 
 
@@ -365,8 +339,7 @@ class Ticket(ctypes.Structure):
 
     Addresses of the RingStates of the channel that takes them and of the one that copies; where the
     timeline's value goes; what the timeline has when the words are not in flight; the ring's entry;
-    where 64-bit words are set to zero first, and how many; whether what is submitted next must wait
-    for the timeline (`hold`); the entry, and where the value goes, of words that wait themselves.
+    where 64-bit words are set to zero first, and how many.
 
     `go` refuses while the words are in flight, the ring is full, the driver reports an error, or
     the other channel is at work; then it has changed nothing.
@@ -376,8 +349,7 @@ class Ticket(ctypes.Structure):
         ("state", ctypes.c_uint64), ("copies", ctypes.c_uint64),
         ("value_address", ctypes.c_uint64), ("value", ctypes.c_uint64),
         ("entry", ctypes.c_uint64), ("clear_address", ctypes.c_uint64),
-        ("clear_words", ctypes.c_uint64), ("holds", ctypes.c_uint64),
-        ("held_entry", ctypes.c_uint64), ("hold_address", ctypes.c_uint64),
+        ("clear_words", ctypes.c_uint64),
     )  # fmt: skip
 
 
@@ -422,19 +394,11 @@ class ByStores:
             return 0
         if state.last - done >= state.mask:
             return 0
-        entry = asked.entry
-        if state.hold > done:
-            entry = asked.held_entry
-            if not entry:
-                return 0
-            ctypes.c_uint64.from_address(asked.hold_address).value = state.hold
         value = int(state.last) + 1
         ctypes.memset(asked.clear_address, 0, 8 * asked.clear_words)
         ctypes.c_uint64.from_address(asked.value_address).value = value
         asked.value = state.last = value
-        if asked.holds:
-            state.hold = value
-        self.ring(asked.state, entry)
+        self.ring(asked.state, asked.entry)
         return value
 
     def spin(self, pair: int) -> int:

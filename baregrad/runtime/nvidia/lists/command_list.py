@@ -36,9 +36,11 @@ if TYPE_CHECKING:
 # How many images of a kind a list has: while one is in flight, the other is patched. A short list
 # has more, _IMAGE_LAUNCHES launches in all of them: one kernel is run over other arrays in turn, as
 # those of a model's layers are, and an image that is patched for its arrays is submitted at once.
-_IMAGES, _MOST_IMAGES, _IMAGE_LAUNCHES = 2, 16, 64
+# Of one that runs for as long as it takes to tell the host that it is done, _ALIKE for the same
+# arrays keep the GPU at work.
+_IMAGES, _MOST_IMAGES, _IMAGE_LAUNCHES, _ALIKE = 2, 32, 128, 4
 # Buffers come back if they are among the last so many that images were patched for.
-_REMEMBERED = 32
+_REMEMBERED = 64
 _value_of = attrgetter("value")
 _serial_of, _nbytes_of, _readonly_of, _device_of, _address_of, _block_of = map(
     attrgetter, ("serial", "nbytes", "readonly", "device", "address", "_memory.block")
@@ -93,6 +95,8 @@ class NvBoundList:
         self._most_images = max(
             _IMAGES, min(_MOST_IMAGES, _IMAGE_LAUNCHES // max(len(recorded), 1))
         )
+        # How many are made for the same arrays.
+        self.most_alike = min(_ALIKE, self._most_images)
         # Addresses that images were patched for, the last ones.
         self._patched: deque[list[int]] = deque(maxlen=_REMEMBERED)
         self._images[self._kind] = self._plain
@@ -119,10 +123,12 @@ class NvBoundList:
         *,
         timed: bool,
         stamped: bool = False,
+        another: bool = False,
     ) -> tuple[ListImage, list[MemoryBlock]]:
         """Return an image for a submission, and the blocks of the buffers.
 
-        `timed` and `stamped` are those of ImageKind.
+        `timed` and `stamped` are those of ImageKind. With `another`, those for the same buffers
+        were in flight: there is going to be one more, as long as there are few.
         If all images are in flight, one is awaited by `wait`. Raises DeviceError for buffers and
         variables that do not fit.
         """
@@ -146,7 +152,7 @@ class NvBoundList:
             kind, images = kind._replace(bytewise=True), None
         if images is None:
             images = self._images.setdefault(kind, [])
-        image = self._free_image(kind, images, addresses, channels, wait)
+        image = self._free_image(kind, images, addresses, channels, wait, another)
         image.tell()
         # What is there for the first time may be so for the last one.
         is_known = image.addresses == addresses or addresses in self._patched
@@ -198,19 +204,21 @@ class NvBoundList:
         addresses: list[int],
         channels: tuple[Channel, Channel],
         wait: Callable[[Channel, int], None],
+        another: bool,
     ) -> ListImage:
         compute, copies = channels
         done, copied = compute.words[0], copies.words[0]
         alike = [image for image in images if image.addresses == addresses]
-        for image in alike:
+        another = another and len(alike) < self.most_alike and len(images) < self._most_images
+        for image in () if another else alike:
             if image.value <= done and image.copy_value <= copied:
                 return image
-        if len(alike) >= _IMAGES:
+        if len(alike) >= self.most_alike:
             return _awaited(min(alike, key=_value_of), channels, wait)
         oldest = min(images, key=_value_of, default=None)
         if oldest is not None:
             has_room = len(images) < self._most_images
-            if oldest.value <= done and oldest.copy_value <= copied:
+            if not another and oldest.value <= done and oldest.copy_value <= copied:
                 if not (has_room and addresses in self._patched):
                     return oldest
             elif not has_room:

@@ -29,7 +29,7 @@ from baregrad.runtime.nvidia.lists.list_launches import (
 )
 from baregrad.runtime.nvidia.lists.list_plan import ChannelStep, ListPlan
 from baregrad.runtime.nvidia.lists.list_style import ListStyle
-from baregrad.runtime.nvidia.lists.list_words import HOLD, ComputeWriter, CopyWriter
+from baregrad.runtime.nvidia.lists.list_words import ComputeWriter, CopyWriter
 
 if TYPE_CHECKING:
     from baregrad.runtime.nvidia.driver.device_memory import MemoryBlock
@@ -109,10 +109,9 @@ class ListImage:
         )  # fmt: skip
         self._compute_words = writer.words
         self._value_place = writer.value_place
-        self.released = writer.released
-        self._first, self._again = writer.first, writer.again
+        self._again = writer.again
         self._order = writer.order
-        self._gated = writer.gated or bool(plan.copies) or table.has_progress
+        self._has_semaphores = bool(plan.copies) or table.has_progress
         copier = CopyWriter(table, plan.copies, self._copies.timeline.gpu_va)
         self._copy_words = copier.words
         self._copy_patches = copier.patches
@@ -169,13 +168,11 @@ class ListImage:
         self._words_piece.write(0, np.array(compute + copies, np.uint32).tobytes())
         self._data_piece.write(0, self._table.data)
         begin = self._words_piece.gpu_va
-        self._entry, self._fresh_entry, self._held_entry = (
-            gp_entry(begin + 4 * place, len(compute) - place)
-            for place in (self._again, self._first, 0)
+        self._entry, self._fresh_entry = (
+            gp_entry(begin + 4 * place, len(compute) - place) for place in (self._again, 0)
         )
         self.copy_entry = gp_entry(begin + copy_at, len(copies)) if copies else 0
         view = self._words_piece.view
-        self._hold = view[HOLD : HOLD + 8].cast("Q")
         self._words: np.ndarray[Any, np.dtype[np.uint32]] = np.frombuffer(view, np.uint32)
         data = self._data_piece.view
         self._longs: np.ndarray[Any, np.dtype[np.int64]] = np.frombuffer(
@@ -211,10 +208,7 @@ class ListImage:
             value=_NEVER,
             entry=self._entry,
             clear_address=self._data_piece.host_address,
-            clear_words=SEMAPHORES_NBYTES // 8 if self._gated else 0,
-            holds=self.released,
-            held_entry=self._held_entry,
-            hold_address=self._words_piece.host_address + HOLD,
+            clear_words=SEMAPHORES_NBYTES // 8 if self._has_semaphores else 0,
         )
         # For the port's `go`.
         self.ticket = ctypes.addressof(self._ticket)
@@ -263,7 +257,7 @@ class ListImage:
 
     def set_values(self, value: int, copy_value: int) -> None:
         """Say what the timelines have when the list is done; its semaphores begin at zero."""
-        if self._gated:
+        if self._has_semaphores:
             self._semaphores[:] = _NOTHING
         self._stamp_words[:] = 0
         self._value[0] = value
@@ -271,16 +265,10 @@ class ListImage:
             self._copy_value[0] = copy_value
         self.value, self.copy_value = value, copy_value
 
-    def take_entry(self, hold: int = 0) -> int:
-        """Return the ring's entry for a submission; its values are those of `set_values`.
-
-        With `hold`, its words wait for that value of the timeline first.
-        """
+    def take_entry(self) -> int:
+        """Return the ring's entry for a submission; its values are those of `set_values`."""
         self._ticket.value = self.value
         fresh, self._fresh = self._fresh, False
-        if hold:
-            self._hold[0] = hold
-            return self._held_entry
         return self._fresh_entry if fresh else self._entry
 
     def times(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

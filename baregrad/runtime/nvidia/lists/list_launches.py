@@ -1,7 +1,7 @@
 """The launches of a command list's image: descriptors with their constants, and what links them.
 
-The piece of memory begins with four semaphores: the signals of either channel, a gate at which the
-channel waits for chained kernels, the number of launches that are done.
+The piece of memory begins with three semaphores: the signals of either channel, and the number of
+launches that are done.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from baregrad.runtime.nvidia.queue.batch import LaunchForm
 
 Triple = tuple[int, int, int]
-SEMAPHORES_NBYTES = 64
+SEMAPHORES_NBYTES = 48
 STAMP_NBYTES = 16
 _INT64 = range(-(1 << 63), 1 << 63)
 # Where an image has its semaphores: the signals of the channel that computes, the answers of the
-# one that copies, a gate for chains of kernels, and how many kernels are done.
-SIGNAL, ANSWER, GATE, PROGRESS = 0, 16, 32, 48
+# one that copies, and how many kernels are done.
+SIGNAL, ANSWER, PROGRESS = 0, 16, 32
 
 
 class ImageKind(NamedTuple):
@@ -212,11 +212,11 @@ class LaunchTable:
         - What a launch reads before the wait (descriptor, bank 0 with its arguments, code) is
           written by the host before the list is submitted, while nothing of the image is in flight.
         - A launch ends when all its threads have, so not before the one in front has: the last one
-          of a chain ends last, and what it releases then (gate, timeline) is true of all.
-        - Copies and stamps are between chains: the channel goes on to them when the last launch of
-          a chain has opened its gate. The head of a chain never begins early, nor do launches that
-          need nothing of each other, which are in no chain. Where slots may be the same memory,
-          each launch waits for the one before, in one chain.
+          of a chain ends last, and that it releases the timeline then is true of all.
+        - Copies and stamps are between chains: the channel goes on to them when the engine is idle,
+          which it is not before the last launch of a chain has ended. The head of a chain never
+          begins early, nor do launches that need nothing of each other, which are in no chain.
+          Where slots may be the same memory, each launch waits for the one before, in one chain.
         """
         launch = self.launches[number]
         command = self._commands[number]

@@ -1,8 +1,8 @@
 """Batches: launches, and whatever else a channel is to do, handed to the GPU in one piece.
 
 Launches that follow each other directly form a chain: each descriptor names the next, so that the
-GPU goes on by itself when one is done. The last of a chain opens a gate at which the channel waits,
-so that what follows, the channel's timeline first of all, comes after the whole chain.
+GPU goes on by itself when one is done. Behind a chain the channel waits for idleness, so that what
+follows, the channel's timeline first of all, comes after the whole chain.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from baregrad.runtime.nvidia.abi import methods as m
 from baregrad.runtime.nvidia.code.descriptor_fields import DescriptorLayout
 from baregrad.runtime.nvidia.code.launch_descriptor import (
     GridLaunch,
-    SemaphoreRelease,
     encode,
     next_flags,
     progress_flags,
     write_local,
-    write_release,
 )
 from baregrad.runtime.nvidia.queue.channel import Channel
 from baregrad.runtime.nvidia.queue.launch_memory import LaunchMemory, LaunchPlace
@@ -160,7 +158,7 @@ class Batch(PushBuffer):
         else:
             self._end_chain()
             if self._running:
-                super().methods(COMPUTE_SUBCHANNEL, m.COMPUTE["WAIT_FOR_IDLE"], 0)
+                self.wait_idle()
             self._send(address)
         self._open.append(item)
         self._items.append(item)
@@ -177,14 +175,10 @@ class Batch(PushBuffer):
     def _end_chain(self) -> None:
         """Hold the channel until the open chain is done, if it is one of several."""
         chain, self._open = self._open, []
-        if len(chain) == 1:
-            self._running = True
-        elif chain:
-            address, value = self._memory.gate()
-            last = chain[-1]
-            write_release(last.data, SemaphoreRelease(address, value), last.form.layout)
-            self.acquire(address, value)
-            self._running = False
+        if chain:
+            self._running = len(chain) == 1
+            if not self._running:
+                self.wait_idle()
 
     def submit(self) -> int:
         """Hand the batch to the GPU, once; return the timeline's value when it is done."""

@@ -1,4 +1,4 @@
-"""What a channel holds for its launches: places for descriptors and banks, stacks, a gate."""
+"""What a channel holds for its launches: places for descriptors and banks, and stacks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from baregrad.runtime.teardown import Teardown
 
 # With this many blocks in use, the host waits for the oldest instead of making another.
 _BLOCKS = 4
-_GATE_NBYTES = 16
 
 
 @dataclass(eq=False)
@@ -60,8 +59,6 @@ class LaunchMemory:
         self._memory = ring.gpu.memory
         self.teardown = Teardown()
         self._blocks: deque[LaunchBlock] = deque()
-        self._gate: Allocation | None = None
-        self._gate_value = 0
         self.pool: LocalPool | None = None
         self._stacks: Allocation | None = None
 
@@ -91,13 +88,6 @@ class LaunchMemory:
         block = LaunchBlock(self._memory.visible(nbytes, owner=self.teardown))
         self._blocks.append(block)
         return block
-
-    def gate(self) -> tuple[int, int]:
-        """Return a semaphore's address, and a value that it has not had yet."""
-        if self._gate is None:
-            self._gate = self._memory.pinned(_GATE_NBYTES, owner=self.teardown)
-        self._gate_value += 1
-        return self._gate.gpu_va, self._gate_value
 
     @property
     def thread_nbytes(self) -> int:

@@ -182,6 +182,10 @@ class PushBuffer:
         first = m.COMPUTE["SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_A"]
         self.methods(COMPUTE_SUBCHANNEL, first, *split(tpc_nbytes), m.MAX_SM_COUNT)
 
+    def wait_idle(self) -> None:
+        """Wait until no launch runs, and none is to follow one that does."""
+        self.methods(COMPUTE_SUBCHANNEL, m.COMPUTE["WAIT_FOR_IDLE"], 0)
+
     def drop_constants(self) -> None:
         """Forget cached constants."""
         method = m.COMPUTE["INVALIDATE_SHADER_CACHES_NO_WFI"]

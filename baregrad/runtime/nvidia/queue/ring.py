@@ -129,15 +129,6 @@ class SubmissionRing:
     def last_value(self, value: int) -> None:
         self.ring_state.last = value
 
-    @property
-    def hold(self) -> int:
-        """The timeline's value that the next words have to wait for, 0 where there is none.
-
-        Submissions that do not hold are waited for by what follows them in the ring.
-        """
-        value = int(self.ring_state.hold)
-        return value if value > self.words[0] else 0
-
     def submit(self, push: PushBuffer) -> int:
         """Hand words to the GPU and return the value that the timeline has when they are done.
 

@@ -72,7 +72,7 @@ class Bench:
         self.ticket = Ticket(
             state=ctypes.addressof(self.state), copies=ctypes.addressof(self.copies),
             value_address=self.base + self.value_at, value=first, entry=0xA123456789ABCDE,
-            clear_address=self.base + 8 * 41, clear_words=8, holds=0,
+            clear_address=self.base + 8 * 41, clear_words=8,
         )  # fmt: skip
         self.pair = RingPair(ctypes.addressof(self.state), ctypes.addressof(self.copies))
 
@@ -81,7 +81,7 @@ class Bench:
         sizes = (ctypes.sizeof(RingState), ctypes.sizeof(Ticket))
         state, copies, ticket = map(bytearray, (self.state, self.copies, self.ticket))
         for data, places in ((state, (0, 8, 16, 48, 56)), (copies, (0, 8, 16, 48, 56)),
-                             (ticket, (0, 8, 16, 40, 72))):
+                             (ticket, (0, 8, 16, 40))):
             for place in places:
                 data[place : place + 8] = bytes(8)
         assert (len(state), len(ticket)) == sizes
@@ -128,7 +128,7 @@ def test_a_ticket_is_submitted_or_refused(first: int) -> None:
             stages.append(before)
         for name, field, bad, good in (
             ("state", "open", 0, 1), ("copies", "open", 0, 1), ("copies", "last", first + 1, first),
-            ("state", "hold", first + 6, first + 5), ("state", "last", first + 8, first + 5),
+            ("state", "last", first + 8, first + 5),
             ("ticket", "value", (1 << 64) - 1, first + 5),
         ):  # fmt: skip
             setattr(getattr(bench, name), field, bad)
@@ -140,18 +140,9 @@ def test_a_ticket_is_submitted_or_refused(first: int) -> None:
         before = bench.all()
         assert go(port, bench) == 0 and bench.all() == before, "alarm"
         alarm.value = 0
-        bench.ticket.holds, bench.ticket.clear_words = 1, 0
-        assert go(port, bench) == first + 6 == bench.state.hold
+        bench.ticket.clear_words = 0
+        assert go(port, bench) == first + 6
         assert bench.memory[41:49] == [7] * 8
-        # The last one holds: another may follow, by words that wait for it.
-        bench.ticket.value = first
-        before = bench.all()
-        assert go(port, bench) == 0 and bench.all() == before, "held"
-        bench.ticket.held_entry, hold_at = 0xB00000000000000, 8 * 54 + 4
-        bench.ticket.hold_address = bench.base + hold_at
-        assert go(port, bench) == first + 7 == bench.state.hold
-        assert bytes(bench.memory)[hold_at:][:8] == (first + 6).to_bytes(8, "little")
-        assert bench.memory[2] == bench.ticket.held_entry
         found.append([*stages, bench.all()])
     assert found[0] == found[1]
 

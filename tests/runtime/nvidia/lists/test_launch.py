@@ -115,7 +115,7 @@ def test_arguments_are_numbers_bytes_and_memory(gpu: Gpu, port: FakePort) -> Non
     assert len(port.launches) == before
 
 
-def test_launches_in_a_row_are_chained_and_end_at_a_gate(gpu: Gpu, port: FakePort) -> None:
+def test_launches_in_a_row_are_chained_and_waited_for(gpu: Gpu, port: FakePort) -> None:
     channel = compute_channel(gpu, port)
     kernel = link_kernel(gpu)
     batch = Batch(channel)
@@ -129,14 +129,9 @@ def test_launches_in_a_row_are_chained_and_end_at_a_gate(gpu: Gpu, port: FakePor
     assert first.launch.next_address == second.address
     assert second.launch.next_address == third.address
     assert third.launch.next_address == 0
-    assert not first.launch.releases and not second.launch.releases
-    (gate,) = third.launch.releases
-    assert gate.value == 1 and gate.timestamp
-    assert port.compute == [(0x1698, 0x1011), (0x2B4, first.address >> 8), (0x2C0, 3)]
-    # The wait at the gate, before the timeline: lower address first, for at least the value.
-    assert batch.words[-6:] == [
-        0x20050017, gate.address & 0xFFFFFFFF, gate.address >> 32, 1, 0, 3 | 1 << 12 | 1 << 24
-    ]
+    assert not any(one.launch.releases for one in port.launches)
+    # Behind the chain, before the timeline, the channel waits for idleness.
+    assert port.compute == [(0x1698, 0x1011), (0x2B4, first.address >> 8), (0x2C0, 3), (0x110, 0)]
     with pytest.raises(ArgumentError, match="once"):
         batch.submit()
 
@@ -154,13 +149,13 @@ def test_other_work_breaks_a_chain(gpu: Gpu, port: FakePort) -> None:
     kernel.launch(batch, (1, 1, 1), (32, 1, 1), (0, 3))
     channel.wait(batch.submit())
     assert [one.first for one in port.launches] == [True, True, False, True]
-    assert [len(one.launch.releases) for one in port.launches] == [0, 0, 1, 0]
+    assert not any(one.launch.releases for one in port.launches)
     sent = [(0x2B4, one.address >> 8) for one in port.launches if one.first]
-    # After a single launch the channel waits for idleness, after a chain it waited at the gate.
+    # After a single launch the channel waits where another follows, after a chain at once.
     assert port.compute == [
         (0x1698, 0x1011),
         sent[0], (0x2C0, 3),
-        (0x110, 0), sent[1], (0x2C0, 3),
+        (0x110, 0), sent[1], (0x2C0, 3), (0x110, 0),
         sent[2], (0x2C0, 3),
     ]  # fmt: skip
     assert signal.view[:8] == struct.pack("<Q", 6)
@@ -190,9 +185,8 @@ def test_turing_is_launched_by_its_own_method() -> None:
             kernel.launch(batch, (5, 1, 1), (64, 1, 1), (1, 2, 0.5, 3))
         channel.wait(batch.submit())
         first, second = port.launches
-        assert port.compute[1:] == [(0x2B4, first.address >> 8), (0x2BC, 3)]
+        assert port.compute[1:] == [(0x2B4, first.address >> 8), (0x2BC, 3), (0x110, 0)]
         assert first.launch.next_address == second.address
-        assert second.launch.releases[0].value == 1
         assert struct.unpack_from("<QQfi", first.bank, 0x160) == (1, 2, 0.5, 3)
         with pytest.raises(UnsupportedError, match=r"sm_90, wanted sm_75"):
             module_of(gpu)

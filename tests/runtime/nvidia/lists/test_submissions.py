@@ -130,7 +130,7 @@ def test_one_list_again_and_again_needs_no_more_than_its_two_images() -> None:
     device.close()
 
 
-def test_arrays_that_come_again_and_again_need_no_more_than_two_of_many_images() -> None:
+def test_arrays_that_come_again_and_again_need_few_of_many_images() -> None:
     device = NvDevice(port=VirtualPort())
     kernel, states = load(device), ramps(2)
     buffers = buffers_of(device, *states)
@@ -143,7 +143,9 @@ def test_arrays_that_come_again_and_again_need_no_more_than_two_of_many_images()
             device.synchronize()
     assert isinstance(commands.bound, NvBoundList)
     counts = {key: len(images) for key, images in commands.bound.quick.items()}
-    assert counts == {(buffers[0].serial,): 2, (buffers[1].serial,): 1}
+    assert counts.pop((buffers[1].serial,)) == 1
+    # As many as are submitted before the first of them is done, and no more than that.
+    assert 2 <= counts.pop((buffers[0].serial,)) <= commands.bound.most_alike == 4 and not counts
     for buffer, state in zip(buffers, states, strict=True):
         assert np.array_equal(buffer.contents().view(np.uint32), state)
     device.close()
@@ -175,7 +177,7 @@ def test_results_that_lie_in_two_places_in_turn_change_nothing() -> None:
     device.close()
 
 
-@pytest.mark.parametrize(("launches", "sets", "known"), [(1, 8, 8), (1, 18, 16), (24, 3, 2)])
+@pytest.mark.parametrize(("launches", "sets", "known"), [(1, 8, 8), (1, 34, 32), (60, 3, 2)])
 def test_arrays_that_come_back_find_words_of_their_own(
     launches: int, sets: int, known: int
 ) -> None:
