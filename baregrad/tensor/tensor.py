@@ -16,7 +16,7 @@ from baregrad.tensor.array.core import Array
 from baregrad.tensor.array.link import session
 from baregrad.tensor.array.put_off import put_off
 from baregrad.tensor.array.random_state import manual_seed
-from baregrad.tensor.array.views import data_of
+from baregrad.tensor.array.views import assign_gradient, data_of
 from baregrad.tensor.autograd import backward as autograd
 from baregrad.tensor.autograd import hooks
 from baregrad.tensor.families.arithmetic import Arithmetic
@@ -117,7 +117,7 @@ class Tensor(Arithmetic, Structure, Layers, Conveniences):
             raise DTypeError(
                 "a gradient has the dtype of its tensor", found=value.dtype, wanted=self.dtype
             )
-        self._gradient = value
+        assign_gradient(self, value)
         if value is not None and not value._storage.grad:
             # Computed along with what it shares a backward pass with, which would be run again.
             session().watching.companions.append(weakref.ref(value._storage))
@@ -143,7 +143,7 @@ class Tensor(Arithmetic, Structure, Layers, Conveniences):
 
     def zero_grad(self) -> None:
         """Forget the accumulated gradient: `grad` becomes None."""
-        self._gradient = None
+        assign_gradient(self, None)
 
     backward = autograd.backward
     gradient = autograd.gradient

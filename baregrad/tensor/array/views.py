@@ -42,6 +42,18 @@ class Reviewed:
     mark: ClassVar[object] = object()
 
 
+class Assigned:
+    """The same of gradients: another mark once any tensor got another one, or none any more."""
+
+    mark: ClassVar[object] = object()
+
+
+def assign_gradient(tensor: Any, gradient: Any) -> None:
+    """Let a tensor have this gradient from now on, None for none."""
+    tensor._gradient = gradient
+    Assigned.mark = object()
+
+
 def change_steps(tensor: Any, steps: tuple[Step, ...]) -> None:
     """Let a tensor show its storage through other steps from now on."""
     tensor._steps = steps

@@ -12,6 +12,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.core import Array, check_float
 from baregrad.tensor.array.link import session
+from baregrad.tensor.array.views import assign_gradient
 from baregrad.tensor.autograd.deferred_gradients import by_leaf, put_off_gradients
 from baregrad.tensor.autograd.gradients import below, pull_back
 
@@ -105,12 +106,13 @@ def _accumulate(owner: Array, total: Node, create_graph: bool) -> None:
     known = owner._gradient
     if create_graph:
         sum_ = total if known is None else nodes.add(known._value(), total)
-        owner._gradient = type(owner)._make(sum_, owner.device, True)
+        assign_gradient(owner, type(owner)._make(sum_, owner.device, True))
         return
     fixed = nodes.detach(total)
     sum_ = fixed if known is None else nodes.add(nodes.detach(known._value()), fixed)
-    owner._gradient = type(owner)._make(sum_, owner.device)
-    session().watching.companions.append(weakref.ref(owner._gradient._storage))
+    made = type(owner)._make(sum_, owner.device)
+    assign_gradient(owner, made)
+    session().watching.companions.append(weakref.ref(made._storage))
 
 
 def gradient(

@@ -26,7 +26,7 @@ from baregrad.tensor.array.deferred import (
 from baregrad.tensor.array.link import SessionLike, session
 from baregrad.tensor.array.put_off import form_of_fields, keep_template
 from baregrad.tensor.array.storage import Storage
-from baregrad.tensor.array.views import Leaf, Step
+from baregrad.tensor.array.views import Leaf, Step, assign_gradient
 from baregrad.tensor.autograd.gradients import pull_back
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def put_off_gradients(x: Tensor, gradient: Tensor | None) -> bool:
     for position, (number, form) in enumerate(zip(template.leaves, template.results, strict=True)):
         tensor = leaves[number].owner()
         made = Storage(DeferredValue(call, position, form), form.device, form.grad)
-        tensor._gradient = tensor.__class__._on(made)
+        assign_gradient(tensor, tensor.__class__._on(made))
         watching.companions.append(weakref.ref(made))
     value.is_read = True
     watching.companions.append(weakref.ref(x._storage))

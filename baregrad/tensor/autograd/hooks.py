@@ -15,7 +15,7 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.core import Array
-from baregrad.tensor.array.views import Hook, Hooks, change_steps
+from baregrad.tensor.array.views import Hook, Hooks, assign_gradient, change_steps
 
 if TYPE_CHECKING:
     from baregrad.tensor.array.tensor_like import Tensor
@@ -111,7 +111,7 @@ def retain_grad(x: Tensor) -> None:
     def keep(gradient: Tensor) -> None:
         tensor: Any = owner()
         if tensor is not None:
-            tensor._gradient = gradient.detach()
+            assign_gradient(tensor, gradient.detach())
 
     register_hook(x, keep)
 

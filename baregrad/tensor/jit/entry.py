@@ -14,6 +14,7 @@ from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
 from baregrad.tensor.array.core import realize_storages
 from baregrad.tensor.array.storage import Storage, buffer_node, leaf_of
+from baregrad.tensor.array.views import Assigned, Reviewed
 from baregrad.tensor.jit.closure import Surroundings
 from baregrad.tensor.jit.constants import differing_constant
 from baregrad.tensor.jit.gradients import Gradients
@@ -48,6 +49,9 @@ class Entry:
         self.written: set[int] = set()
         self.written_arguments: set[int] = set()
         self.shapes: dict[Storage, tuple[Any, ...]] = {}
+        # The marks at which all gradients and state were known to be as they were.
+        self._assigned: object = None
+        self._reviewed: object = None
 
     # --- the first call ---------------------------------------------------------------------------
 
@@ -360,10 +364,17 @@ class Entry:
             return True
         if not self.gradients.held and not self.state.every:
             return False
+        # Where nobody has assigned a gradient since, it need not be looked at which there are.
+        assigned, reviewed = Assigned.mark, Reviewed.mark
+        if assigned is self._assigned and reviewed is self._reviewed and self.state.is_at_rest():
+            return False
         untouched = self.state.are_untouched()
         if self.gradients.are_other(untouched, self.surroundings.tensors):
             return True
-        return not untouched and bool(self.state.every) and self.state.is_stale()
+        if untouched:
+            self._assigned, self._reviewed = assigned, reviewed
+            return False
+        return bool(self.state.every) and self.state.is_stale()
 
     @property
     def changes_what_is_given(self) -> bool:

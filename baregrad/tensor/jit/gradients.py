@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from baregrad.base.errors import JitError
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array.storage import Storage
+from baregrad.tensor.array.views import assign_gradient
 from baregrad.tensor.jit.parts import Call
 from baregrad.tensor.jit.state import Look
 from baregrad.tensor.tensor import Tensor
@@ -115,7 +116,7 @@ class Gradients:
                 steps = tuple(step for step in gradient._steps if step[0] is not Ops.DETACH)
                 gradient = type(gradient)._on(next(places), steps)
             # It has the shape and dtype of the captured one, which were looked at then.
-            tensor._gradient = gradient
+            assign_gradient(tensor, gradient)
 
 
 def _places(stored: Iterable[int], closed: Iterable[Tensor]) -> list[int]:

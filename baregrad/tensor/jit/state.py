@@ -276,6 +276,13 @@ class States:
         found = [(one.look(), one.changes) for one in self._elsewhere]
         return {id(storage): changes for storage, changes in found if storage is not None}
 
+    def is_at_rest(self) -> bool:
+        """The same, where no tensor got another gradient since `are_untouched` said so last."""
+        if self._watch.is_touched:
+            return False
+        self._is_known = True
+        return True
+
     def are_untouched(self) -> bool:
         """Whether nobody came since `places` was called, and all state is where it was."""
         # Every replay asks: nothing is called but what the interpreter itself calls.

@@ -127,3 +127,73 @@ def test_a_step_over_gradients_as_before_stays_captured() -> None:
         weight.grad = numbered(number).transpose(0, 1)
         step()
     assert (step.captures, step.replays) == (1, CALLS - 2)
+
+
+Values = Any
+
+
+def counted(first: float) -> Values:
+    return (np.arange(9, dtype="f4") + first).reshape(3, 3)
+
+
+def put_another(weight: Tensor, value: Values, gradient: Values) -> Values:
+    weight.grad = numbered(7)
+    return counted(7)
+
+
+def accumulate(weight: Tensor, value: Values, gradient: Values) -> Values:
+    (weight * 3.0).sum().backward()
+    return gradient + 3
+
+
+def compute_anew(weight: Tensor, value: Values, gradient: Values) -> Values:
+    weight.zero_grad()
+    (weight * weight).sum().backward()
+    return 2 * value
+
+
+def write_over(weight: Tensor, value: Values, gradient: Values) -> Values:
+    assert weight.grad is not None
+    with no_grad():
+        weight.grad.copy_(numbered(5))
+    return counted(5)
+
+
+def show_otherwise(weight: Tensor, value: Values, gradient: Values) -> Values:
+    assert weight.grad is not None
+    weight.grad = weight.grad.transpose(0, 1)
+    return gradient.T
+
+
+@pytest.mark.parametrize("wrap", [jit, lambda f: f])
+@pytest.mark.parametrize(
+    "change", [put_another, accumulate, compute_anew, write_over, show_otherwise]
+)
+def test_gradients_that_rested_for_many_calls_are_looked_at_again(
+    change: Callable[[Tensor, Values, Values], Values], wrap: Wrap
+) -> None:
+    """NumPy's steps by the gradient that there is, whatever put it there and however late."""
+    weight, value = numbered(0).requires_grad_(), counted(0)
+    weight.grad, gradient = numbered(1), counted(1)
+    step = wrap(optim.SGD([weight], lr=0.125).step)
+    kept = []
+    for number in range(3 * CALLS):
+        if number and number % CALLS == 0:
+            kept.append(weight.grad)  # its end would tell of the change
+            gradient = change(weight, value, gradient)
+        step()
+        value = value - np.float32(0.125) * gradient
+    np.testing.assert_array_equal(weight.detach().numpy(), value)
+
+
+def test_a_step_whose_gradient_is_taken_away_leaves_the_parameter() -> None:
+    weight = numbered(0).requires_grad_()
+    weight.grad = numbered(1)
+    step = jit(optim.SGD([weight], lr=0.125).step)
+    for _ in range(CALLS):
+        step()
+    weight.zero_grad()
+    left = weight.detach().numpy().copy()
+    for _ in range(CALLS):
+        step()
+        np.testing.assert_array_equal(weight.detach().numpy(), left)

@@ -45,6 +45,8 @@ def _refuse(state: int, entry: int) -> None:
 # What a submission holds until the timeline has its value: that value, the end of the words that
 # are kept for it, and the kernels that it launches, or what has them.
 _InFlight: TypeAlias = "tuple[int, int, Sequence[str] | Named]"
+# Up to so many are left noted that may be done: to look costs the host time for each.
+_NOTED = 16
 
 
 class SubmissionRing:
@@ -179,7 +181,7 @@ class SubmissionRing:
     def note(self, value: int, names: Sequence[str] | Named) -> None:
         """Write down what was submitted by `enter`, or by the port's `go`."""
         in_flight = self.in_flight
-        if in_flight and in_flight[0][0] <= self.words[0]:
+        if len(in_flight) > _NOTED and in_flight[0][0] <= self.words[0]:
             self.forget_done()
         in_flight.append((value, self._head, names))
 
