@@ -326,14 +326,14 @@ class NvDevice(Device):
                 images = bound.quick.get(tuple(map(_serial_of, buffers)), ())
                 for image in images:
                     if value := work.go(image.ticket):
-                        self._went(image, value)
+                        work.went(image, value)
                         return None
                 if len(images) >= bound.most_alike:
                     # All are in flight: the one that was submitted first is done first.
                     image = min(images, key=_value_of)
                     for _ in _SOON:
                         if value := work.go(image.ticket):
-                            self._went(image, value)
+                            work.went(image, value)
                             return None
             image, bound = self._start(
                 commands, buffers, variables, timed=timed, another=bool(images)
@@ -342,13 +342,6 @@ class NvDevice(Device):
                 return None
             self._wait_for(work.compute, image.value)
             return Timeline(bound.labels, *image.times())
-
-    def _went(self, image: ListImage, value: int) -> None:
-        """Write down that an image was submitted by its ticket."""
-        image.value = value
-        self.work.compute.note(value, image)
-        for block in image.blocks:
-            block.compute_value = value
 
     def start_timed(
         self,

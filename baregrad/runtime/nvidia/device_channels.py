@@ -17,6 +17,7 @@ from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 
 if TYPE_CHECKING:
     from baregrad.runtime.nvidia.driver.objects import Gpu
+    from baregrad.runtime.nvidia.lists.list_image import ListImage
 
 
 class DeviceChannels:
@@ -66,6 +67,13 @@ class DeviceChannels:
     def alarmed(self) -> bool:
         """Whether the driver has reported an error."""
         return bool(self._alarms[0][0] or self._alarms[1][0])
+
+    def went(self, image: ListImage, value: int) -> None:
+        """Write down that an image was submitted by its ticket."""
+        image.value = value
+        self.compute.note(value, image)
+        for block in image.blocks:
+            block.compute_value = value
 
     def settle(self) -> None:
         """Have the channel drop old code, and wait for copies and for kernels that it left."""
