@@ -2,7 +2,8 @@
 
 It is safe when every kernel that reads the argument runs before the one that writes the output, or
 is that one and reads, for each element it writes, that element alone. In a kernel with several
-outputs, those that read the argument must be written before it.
+outputs, those that read the argument must be written before it; on a GPU its threads run in any
+order, and only the one that writes an element may read it.
 
 A value in which some elements of an array are replaced (a slice that is assigned, a row of a cache)
 is computed whole: WHERE(place is one of those, new, old). Written over the old array, only the new
@@ -57,7 +58,7 @@ def settle_donations(fusion: Fusion, steps: list[Step], donate: Mapping[int, int
         if max(readers.get(param, [-1])) > first:
             continue
         if first in readers.get(param, ()):
-            if not _in_place(steps, first, value, param, found, reads):
+            if not _in_place(fusion, steps, first, value, param, found, reads):
                 continue
         found[value] = param
         taken.add(param)
@@ -108,7 +109,8 @@ def _alike(value: Node, param: Node) -> bool:
 
 
 def _in_place(
-    steps: list[Step], position: int, value: Node, param: Node, known: Donation, reads: Reads
+    fusion: Fusion, steps: list[Step], position: int, value: Node, param: Node, known: Donation,
+    reads: Reads,
 ) -> bool:
     """Whether the kernel at `position` may write `value` over `param`, which it reads."""
     step = steps[position]
@@ -120,7 +122,7 @@ def _in_place(
             wanted[written] = known[written]
     before: dict[Node, set[Node]] = {written: set() for written in step.written}
     for target, source in wanted.items():
-        readers = _readers(step, target, source, reads)
+        readers = _readers(step, target, source, reads, fusion.gpu)
         if readers is None:
             return False
         before[target].update(readers - {target})
@@ -144,14 +146,20 @@ def _is_sensitive(kernel: Node) -> bool:
     return sum(1 for node in toposort(kernel) if node.op is Ops.REDUCE) > 1
 
 
-def _readers(step: Step, target: Node, source: Node, reads: Reads) -> set[Node] | None:
-    """The outputs that read `source`; None if one reads another element than its own."""
+def _readers(
+    step: Step, target: Node, source: Node, reads: Reads, alone: bool
+) -> set[Node] | None:
+    """The outputs that read `source`; None if one reads another element than its own.
+
+    alone: None as well if one reads an element more than once, for several of its own.
+    """
     slot = len(step.written) + step.read.index(source)
     place = step.written.index(target)
     outs = [out for out in step.kernel.src if out.src[0].arg.slot == place]
     if len(outs) != 1 or outs[0].arg.monoid is not None:
         return None
     offset = _offset(outs[0].src[0], outs[0].src[2:])
+    axes = _axes(outs[0])
     found: set[Node] = set()
     for out in step.kernel.src:
         if out not in reads:
@@ -164,12 +172,19 @@ def _readers(step: Step, target: Node, source: Node, reads: Reads) -> set[Node] 
             if node.src[0].arg.slot == slot:
                 if _offset(node.src[0], node.src[1:]) != offset:
                     return None
+                if alone and not _axes(out) <= axes:
+                    return None
                 found.add(step.written[out.src[0].arg.slot])
     return found
 
 
 def _offset(array: Node, idx: tuple[Node, ...]) -> index.Dim:
     return index.flatten(idx, array.shape)
+
+
+def _axes(out: Node) -> frozenset[Node]:
+    """The axes that an OUT runs along."""
+    return frozenset().union(*[place.ranges for place in out.src[2:]])
 
 
 def _sorted_outputs(

@@ -8,6 +8,8 @@ one, and read by the others. `rules.py` decides which.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import SPELLED, Ops
@@ -23,13 +25,17 @@ from baregrad.schedule.survey import read_in_place, streamed, take_survey
 _FOLDS = Ops.REDUCE.bit | Ops.FOLD.bit
 
 
-def fuse(sink: Node, gpu: bool = False, matrix_units: bool = False) -> Fusion:
+def fuse(
+    sink: Node, gpu: bool = False, matrix_units: bool = False, over: Collection[int] = ()
+) -> Fusion:
     """The kernels of a SINK of tensor values, in the making: every value visited, readers first.
 
     gpu, matrix_units: whether the machine is one, and has units for products of 16-bit floats.
+    over: the outputs, by position, that may be written over arguments.
     """
     fusion = Fusion(sink, gpu, matrix_units)
     _name_outputs(fusion)
+    fusion.over.update(fusion.outputs[place] for place in over if place < len(fusion.outputs))
     fusion.streamed = streamed(fusion.order, fusion.must)
     fusion.survey = take_survey(fusion.order, fusion.must, fusion.gpu)
     fusion.streamed |= read_in_place(fusion.survey)

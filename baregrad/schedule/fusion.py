@@ -95,6 +95,8 @@ class Fusion:
         # What is computed anew for each tile of a stream.
         self.streamed: frozenset[Node] = frozenset()
         self.outputs: list[Node] = []
+        # Outputs that may be written over arguments.
+        self.over: set[Node] = set()
         self.survey: Survey
 
     @cached_property

@@ -39,7 +39,7 @@ def make_plan(
     if sink.mask & Ops.COPY.bit:
         raise CompilerBug("a plan is of one device", found="a COPY, which is done before planning")
     is_gpu = target is not None and target.kind == "gpu"
-    fusion = fuse(sink, is_gpu, is_gpu and bool(target.warp_products))
+    fusion = fuse(sink, is_gpu, is_gpu and bool(target.warp_products), donate)
     return plan_memory(fusion, partition(fusion), donate, origins)
 
 

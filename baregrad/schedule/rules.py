@@ -476,20 +476,23 @@ def _find_home(
 ) -> Request | None:
     """A request that computes each element once, over its kernel's own axes, without a cycle.
 
-    Not one whose kernel would run in a row for it, as an optimizer's for a counter of its steps.
+    Not one whose kernel would run in a row for it, as an optimizer's for a counter of its steps;
+    nor, on a GPU, one whose threads read what one is to write over, or that others wait for.
     """
     size = fusion.survey.size[node.shape]
+    counts = fusion.gpu and node in fusion.over
     for request, found in zip(requests, obstacles, strict=True):
         draft = request.draft
         if found or draft.sealed or request.evals > size * 1.001:
             continue
         if draft.contraction in fusion.matrix_products and len(draft.outs) >= EPILOGUE_OUTS:
             continue
-        if size < ROWS and points_of(draft.loops) > SERIAL_WORK:
+        readers = [other.draft for other in requests if other is not request]
+        points = points_of(draft.loops)
+        if size < ROWS and (points > SERIAL_WORK or (counts and (readers or points > size))):
             continue
         if not is_identity(request.idx, node.shape, draft.outer):
             continue
-        readers = [other.draft for other in requests if other is not request]
         if draft not in readers and not dependents_of(readers) >> draft.number & 1:
             return request
     return None
@@ -511,8 +514,7 @@ def find_sibling(
     candidates = fusion.by_shape.get(extents)
     if not candidates or node in fusion.survey.contractions:
         return None
-    readers = {request.draft for request in requests}
-    below = dependents_of(readers)
+    below = dependents_of(readers := {request.draft for request in requests})
     own = _kernels_of_parts(fusion, node, extents)
     running = _running_fold(node)
     for draft in (*own, *reversed(candidates[-SIBLINGS:])):

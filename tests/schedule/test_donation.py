@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from baregrad.ir.evaluate.kernel_level import evaluate_kernel
 from baregrad.ir.verify.verify import verify
 from baregrad.schedule import Plan
 from baregrad.schedule.donation import changed_part
+from baregrad.target.gpu import gpu_row
 from tests.schedule.graphs import F32, I64, check, iota, param
 
 
@@ -108,6 +110,29 @@ def test_sizes_must_agree() -> None:
     assert shared_param(check([x.cast(dtypes.float64)], donate={0: 0}), 0) is None
     assert shared_param(check([(x + 1.0).cast(dtypes.int32)], donate={0: 0}), 0) is None
     assert shared_param(check([(x + 1.0).reshape(8, 5)], donate={0: 0}), 0) == 0
+
+
+def test_a_gpu_counts_in_a_kernel_of_its_own() -> None:
+    """Its threads run in any order: some would read what one of them has counted already."""
+    x, y, count = param(0, 50, 20), param(1, 30), param(2)
+    counted = count + 1.0
+    outputs = [counted, x * counted, y - counted]
+    plan = check(outputs, donate={0: 2}, target=gpu_row("sm_90a"))
+    assert shared_param(plan, 0) == 2
+    writers = [step for step in plan.steps if plan.outputs[0] in step.buffers[: len(step.writes)]]
+    assert writers == [plan.steps[0]]
+    assert len(plan.steps[0].writes) == 1
+    # What nothing waits for is done on the way, and then beside the old count.
+    assert len(check(outputs, target=gpu_row("sm_90a")).steps) < len(plan.steps)
+
+
+@pytest.mark.parametrize("target", [None, gpu_row("sm_90a")])
+def test_a_gpu_writes_over_no_number_that_several_threads_read(target: Any) -> None:
+    x, row = param(0, 50, 20), param(1, 50)
+    more = row + 1.0
+    outputs = [more, x * more.reshape(50, 1).expand(50, 20)]
+    plan = check(outputs, kernels=1, donate={0: 1}, target=target)
+    assert shared_param(plan, 0) == (1 if target is None else None)
 
 
 def test_write_into_a_cache_copies_nothing() -> None:
