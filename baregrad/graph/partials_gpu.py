@@ -48,8 +48,9 @@ ROW_PART, PIECES_PART = 1 << 12, 1 << 10
 LONG_COLUMN, LONG_TURNED = 1 << 9, 1 << 12
 SHORT_COLUMN_PART, COLUMN_PART = 1 << 6, 1 << 8
 SHORT_PARTS, MOST_PARTS = 64, 512
-# A part is of whole accesses, where that can be.
+# A part is of whole accesses, where that can be, or of those of words, or of short rows.
 ACCESS = 16
+ACCESSES = (ACCESS, 8, 4)
 # Contractions: blocks that keep a machine busy, the results of a tile, products worth a part; the
 # same of shorter parts, but for which most of a machine would wait, and how many make up for a
 # second launch; and how many times fewer and longer parts are where the number of results is
@@ -185,7 +186,7 @@ def _outer_parts(shape: tuple[Any, ...], axes: tuple[int, ...], wanted: int) -> 
         count *= shape[axes[place]]
         place += 1
     last, least = axes[place], max(wanted // 4, 2)
-    parts = count * _divided(shape[last], wanted // count)
+    parts = count * _divided(shape[last], wanted // count, ACCESSES)
     is_wide = place + 1 < len(axes) or shape[last] * count >= parts * ACCESS
     if parts >= least and is_wide:
         merged = (*shape[:first], prod(shape[first : last + 1]), *shape[last + 1 :])
@@ -384,12 +385,13 @@ def _cycles(sides: tuple[int, int, int], length: int, parts: int, together: int)
     return once + again if parts > 1 else once
 
 
-def _divided(extent: int, wanted: int) -> int:
+def _divided(extent: int, wanted: int, accesses: tuple[int, ...] = (ACCESS,)) -> int:
     """Parts of equal length of an axis, `wanted` at most; of whole accesses, if not far fewer."""
-    if extent % ACCESS == 0:
-        parts = greatest_divisor(extent // ACCESS, wanted)
-        if 2 * parts >= wanted:
-            return parts
+    for access in accesses:
+        if extent % access == 0:
+            parts = greatest_divisor(extent // access, wanted)
+            if 2 * parts >= wanted:
+                return parts
     return greatest_divisor(extent, wanted)
 
 

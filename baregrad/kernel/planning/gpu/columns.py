@@ -1,0 +1,253 @@
+"""Sums on a GPU whose results are neighbours in memory: columns, for the threads of a block.
+
+Threads lie along the results, so that one reads what its neighbours in memory read beside it, and
+share a column's steps. Where rows are so short that no wide access fits into one, a thread has
+whole rows, which lie together, and parts of the sums of all columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import gcd
+
+from baregrad.base.bits import next_power_of_two
+from baregrad.ir.core import index
+from baregrad.ir.core.monoid import Monoid
+from baregrad.ir.core.node import Node, extent_of
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.facts.analysis import Reduction, itemsize, iterations
+from baregrad.kernel.language.schedule import Bind
+from baregrad.kernel.planning.common.decisions import powers_from
+from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan, Way
+
+BLOCK = 128
+MOST_WARPS = 32
+# Steps of a column before warps share it; and before as many threads do as read a machine's memory
+# at its rate with their loads, of whole lines where there are enough columns, of sectors else.
+LONG_COLUMN, VERY_LONG_COLUMN = 32, 256
+COLUMN_THREADS, LEAST_COLUMN_THREADS = 64, 4
+LINE_BYTES, SECTOR_BYTES = 128, 32
+# Threads of a block of long columns. Neighbouring columns of a thread where there are not so many
+# times as many blocks as keep a machine busy: more threads share such a machine more evenly.
+COLUMN_BLOCK = 512
+COLUMN_LANES, MANY_BLOCKS = 4, 8
+# Accesses of a thread that are under way together, how many a search tries, and the elements of a
+# column's.
+TOGETHER, MOST_STEPS = 4, 16
+COLUMN_ELEMENTS = 16
+# States of several numbers that a thread puts together of a column, at most, before others share
+# it, and of all columns that it may have by their type: no loop is left of so few. (32 parts of
+# 64 x 32 x 128 sums by 4 threads, not 8: 303 us in place of 310 on an H200.)
+STATE_STEPS, STATES = 8, 128
+# Columns of which a thread may have all, its elements of as many rows as fill accesses, and its
+# bytes under way; rounds of its loop before there are more threads, and these at most.
+SHORT_ROW, SHORT_ELEMENTS, SHORT_BYTES = 8, 32, 64
+SHORT_ROUNDS, SHORT_THREADS = 4, 256
+
+
+def plan_columns(
+    plan: GpuPlan, rows: Sequence[Node], columns: Sequence[Node], length: int
+) -> None:
+    """A warp along the results, in wide accesses; warps share a long sum.
+
+    columns: axes of the output along which sums are not, as those of a softmax across rows.
+    """
+    ordered = in_order(plan, [axis for axis in rows if extent_of(axis) != 1])
+    inner = plan.together(ordered)
+    lanes = widest = plan.lanes(inner)
+    others = iterations(rows) // (width := iterations(inner))
+    plain = all(each.node.arg.monoid.arity == 1 for each in plan.facts.reductions)
+    fixed = all(isinstance(extent_of(axis), int) for axis in inner)
+    exact = all(each.node.arg.monoid.is_exact for each in plan.facts.reductions)
+    if length >= (LONG_COLUMN if exact else VERY_LONG_COLUMN) and (
+        (plain or exact) and fixed and not columns
+    ):
+        plan.grid([axis for axis in ordered if axis not in inner])
+        lay = partial(_lay_long_columns, ordered=inner, lanes=lanes, others=others)
+        # Any order is as good for what is exact.
+        first = [COLUMN_THREADS, *([16, 8, LEAST_COLUMN_THREADS, 256] if exact else [])]
+        ways = {f"{down} threads": partial(lay, most=down) for down in first}
+        way = _whole_rows(plan, inner, length) or plan.best("columns", ways)
+        way(plan)
+        return
+    lanes = plan.whole_lanes(lanes, inner[-1])
+    lanes = _column_lanes(plan, lanes, iterations(rows), width, 2 if plain else 1)
+    # The order of a sum does not hang on how many columns there are.
+    most = min(plan.most_lanes(inner[-1]), COLUMN_ELEMENTS)
+    lanes = plan.pick("lanes", powers_from(lanes, 1, widest))
+    # All have as many steps of states, which need not have one that changes nothing.
+    few = min(next_power_of_two(-(-length // STATE_STEPS)), WARPS)
+    most_warps = WARPS if length >= LONG_COLUMN else 1
+    warps = most_warps if plain or exact or length % few else few
+    warps = plan.pick("warps", powers_from(warps, 1, min(MOST_WARPS, length)))
+    written = plan.by_stride(rows, plan.write)
+    is_along = written[-1] is inner[-1]
+    if not fixed or (warps == 1 and (is_along or width < plan.warp)):
+        # Few neighbours are no block: threads go on with the next ones.
+        wide = plan.lanes(written) if is_along or not fixed else 1
+        while wide > 1 and iterations(rows) < wide * BLOCK * plan.target.busy_blocks:
+            wide //= 2
+        plan.spread(rows, BLOCK, wide)
+    else:
+        plan.grid([axis for axis in ordered if axis not in inner])
+        block = plan.warp if warps > 1 else BLOCK
+        across = [("thread", min(block, next_power_of_two(width // lanes)))]
+        plan.parts(inner, [*across, ("vector", lanes)] if lanes > 1 else across, "grid")
+    for reduction in plan.facts.reductions:
+        own = [axis for axis in reduction.own if extent_of(axis) != 1]
+        if not own or not plan.taken.isdisjoint(own):
+            continue
+        plan.taken.update(own)
+        steps = _column_steps(plan, reduction, own, warps, most, length)
+        units = [one for one in (("unroll", steps), ("thread_y", warps)) if one[1] > 1]
+        if units:
+            plan.parts(as_one(plan, own), units)
+    longest = max(columns, key=lambda axis: index.upper(extent_of(axis)), default=None)
+    if longest is not None and warps > 1:
+        plan.parts([longest], [("thread_y", warps)])
+
+
+def _column_lanes(plan: GpuPlan, lanes: int, points: int, width: int, least: int) -> int:
+    """Neighbouring columns of a thread, `lanes` at most, where there are so many of a width.
+
+    least: a machine is busy with a block for one in so many of its multiprocessors. Of states of
+    several numbers a thread computes as long as it loads.
+    """
+    blocks, busy = points // plan.warp, plan.target.busy_blocks
+    if lanes > COLUMN_LANES and blocks < MANY_BLOCKS * lanes * busy:
+        lanes = COLUMN_LANES
+    while lanes > 1 and (lanes * plan.warp > width or least * blocks < lanes * busy):
+        lanes //= 2
+    return lanes
+
+
+def has_several(reduction: Reduction) -> bool:
+    """Whether a thread has several folds at once, so that it waits for their loads together.
+
+    Several numbers of one are in the order of a row, as those of a variance, but where any will do.
+    """
+    monoid: Monoid = reduction.node.arg.monoid
+    return monoid.arity == 1 or monoid.is_exact
+
+
+def _column_steps(
+    plan: GpuPlan, reduction: Reduction, own: Sequence[Node], warps: int, most: int, length: int
+) -> int:
+    """Steps of a thread that are under way together; of a column of states all, or one."""
+    if has_several(reduction):
+        steps = max(min(COLUMN_ELEMENTS // most, TOGETHER, length // (4 * warps)), 1)
+        return plan.pick("steps", powers_from(steps, 1, min(MOST_STEPS, length // warps)))
+    each, left = divmod(iterations(own), warps)
+    is_whole = not left and all(isinstance(extent_of(axis), int) for axis in own)
+    return each if is_whole and each <= min(STATE_STEPS, STATES // most) else 1
+
+
+def _lay_long_columns(
+    plan: GpuPlan, ordered: Sequence[Node], lanes: int, others: int, most: int
+) -> None:
+    """A column's steps along most threads of a block, several of them read at once by each.
+
+    others: how many such rows of columns there are. most: threads of a column.
+    """
+    sizes = [itemsize(access.array.dtype) for access in plan.facts.accesses
+             if not access.write and access.axes.issuperset(ordered)]  # fmt: skip
+    size, width = min(sizes, default=4), iterations(ordered)
+    wanted = lanes
+    if others * width * size < SECTOR_BYTES * plan.target.busy_blocks:
+        # Few columns are for many threads, with an element or two of each row.
+        wanted = min(lanes, max(SECTOR_BYTES * most // (COLUMN_BLOCK * size), 1))
+    lanes = plan.pick("lanes", powers_from(wanted, 1, lanes))
+    nbytes = lanes * size
+    threads = max(LINE_BYTES // nbytes, 1)
+    while threads > 1 and threads * nbytes > SECTOR_BYTES and (
+        others * width < threads * lanes * plan.target.busy_blocks
+    ):
+        threads //= 2
+    room = plan.target.threads_per_block
+    threads = min(threads, COLUMN_BLOCK // most, next_power_of_two(-(-width // lanes)))
+    threads = plan.pick("threads along", powers_from(threads, 1, room // LEAST_COLUMN_THREADS))
+    first = min(most, room // threads)
+    options = powers_from(first, LEAST_COLUMN_THREADS, room // threads)
+    down = plan.pick("threads of a column", options)
+    steps = plan.pick("steps", powers_from(TOGETHER, 1, MOST_STEPS))
+    plan.because("{} columns in each block, {} threads each", threads * lanes, down)
+    across = [("thread", threads)]
+    plan.parts(ordered, [*across, ("vector", lanes)] if lanes > 1 else across, "grid")
+    for reduction in plan.facts.reductions:
+        own = [axis for axis in reduction.own if extent_of(axis) != 1]
+        if own and plan.taken.isdisjoint(own):
+            plan.taken.update(own)
+            units = [("unroll", steps)] if has_several(reduction) else []
+            plan.parts(as_one(plan, own), [*units, ("thread_y", down)])
+
+
+def _whole_rows(plan: GpuPlan, ordered: Sequence[Node], length: int) -> Way | None:
+    """Short rows for each thread, where they lie together and none is of wide accesses."""
+    width = iterations(ordered)
+    reads = [one for one in plan.facts.accesses if not one.write and one.array.op is Ops.PARAM]
+    sums = [as_one(plan, own) for each in plan.facts.reductions if (own := _moving(each))]
+    dense = [
+        one for one in reads for own in sums
+        if one.stride(ordered[-1]) == 1 and one.stride(own[-1]) == width
+    ]
+    if width > SHORT_ROW or length < VERY_LONG_COLUMN or not dense or (
+        any(one.guarded for one in dense)
+    ):
+        return None
+    nbytes = width * min([itemsize(one.array.dtype) for one in dense])
+    each = plan.target.load_bytes // gcd(plan.target.load_bytes, nbytes)
+    while each > 1 and (
+        each * width > SHORT_ELEMENTS or any(iterations(own) % each for own in sums)
+    ):
+        each //= 2
+    if each == 1:
+        return None
+    steps = max(min(TOGETHER, SHORT_BYTES // (each * nbytes), SHORT_ELEMENTS // (each * width)), 1)
+    rounds = length // (each * steps * SHORT_ROUNDS)
+    threads = min(max(next_power_of_two(rounds + 1) // 2, COLUMN_THREADS), SHORT_THREADS)
+    return partial(_lay_whole_rows, ordered=ordered, steps=steps, threads=threads, each=each)
+
+
+def _lay_whole_rows(
+    plan: GpuPlan, ordered: Sequence[Node], steps: int, threads: int, each: int
+) -> None:
+    """All columns in each thread, of `each` rows that lie together, `steps` times."""
+    plan.because("{} threads with {} times {} whole rows", threads, steps, each)
+    plan.steps.append(Bind(plan.joined(ordered), "unroll"))
+    for reduction in plan.facts.reductions:
+        own = _moving(reduction)
+        if own and plan.taken.isdisjoint(own):
+            plan.taken.update(own)
+            units = [("unroll", steps)] if steps > 1 else []
+            plan.parts(as_one(plan, own), [*units, ("thread", threads), ("unroll", each)])
+
+
+def _moving(reduction: Reduction) -> list[Node]:
+    """The reduced axes that have more than one point."""
+    return [axis for axis in reduction.own if extent_of(axis) != 1]
+
+
+def as_one(plan: GpuPlan, own: Sequence[Node]) -> Sequence[Node]:
+    """Reduced axes that may be one, or the longest of them."""
+    if len(own) > 1 and can_be_one(plan, own):
+        return own
+    return [max(own, key=lambda axis: index.upper(extent_of(axis)))]
+
+
+def in_order(plan: GpuPlan, own: Sequence[Node]) -> list[Node]:
+    """Axes, those that the largest input strides furthest along first."""
+    reads = [a for a in plan.facts.accesses if not a.write and not a.axes.isdisjoint(own)]
+    if not reads:
+        return plan.by_stride(own, plan.write)
+    return plan.by_stride(own, max(reads, key=lambda access: iterations(access.axes)))
+
+
+def can_be_one(plan: GpuPlan, own: Sequence[Node]) -> bool:
+    """Whether axes can be one: every reduction takes all of them or none, and none is long."""
+    if not all(isinstance(extent_of(axis), int) for axis in own):
+        return False
+    return all(
+        len(frozenset(own).intersection(other.own)) in (0, len(own))
+        for other in plan.facts.reductions
+    )
