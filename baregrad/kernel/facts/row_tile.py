@@ -18,6 +18,9 @@ from baregrad.target.gpu import GpuTarget
 # Elements of a row that a thread has: a multiprocessor then has room for the most threads. More
 # where a row is one warp's, whose folds need no barriers, or is long.
 ELEMENTS, MOST_ELEMENTS = 16, 32
+# The least of a row that is less than a warp's, as far as there are so many threads: where rows are
+# many, a warp that loads 25 numbers of one at once begins, waits and ends for little.
+LEAST_ELEMENTS = 4
 # Warps of the longest row; shorter ones are a warp's, or a part of one.
 MOST_WARPS = 32
 LEAST_THREADS = 8
@@ -72,7 +75,8 @@ def row_tile(facts: Facts, reduction: Reduction, target: GpuTarget) -> RowTile |
     warp = target.warp_lanes
     count = -(-extent // lanes)
     if count <= MOST_ELEMENTS // lanes * warp:
-        threads = _threads(count, min(warp, next_power_of_two(count)))
+        most = max(next_power_of_two(-(-count * lanes // LEAST_ELEMENTS)), LEAST_THREADS)
+        threads = _threads(count, min(warp, next_power_of_two(count), most))
         return RowTile(-(-count // threads), 1, threads, lanes)
     least = -(-count // (warp * MOST_WARPS))
     for elements in (ELEMENTS, MOST_ELEMENTS):

@@ -35,8 +35,8 @@ def test_a_tile_has_every_element_once_and_wastes_little(length: int) -> None:
 
 
 @pytest.mark.parametrize(("length", "wanted"), [
-    (25, (1, 1, 32, 1)), (31, (1, 1, 32, 1)), (35, (5, 1, 8, 1)), (39, (5, 1, 8, 1)),
-    (49, (7, 1, 8, 1)), (63, (2, 1, 32, 1)), (64, (1, 1, 16, 4)), (70, (5, 1, 8, 2)),
+    (25, (4, 1, 8, 1)), (31, (4, 1, 8, 1)), (35, (5, 1, 8, 1)), (39, (5, 1, 8, 1)),
+    (49, (7, 1, 8, 1)), (63, (4, 1, 16, 1)), (64, (1, 1, 16, 4)), (70, (5, 1, 8, 2)),
     (75, (5, 1, 16, 1)), (257, (9, 1, 32, 1)),
 ])  # fmt: skip
 def test_few_lanes_have_nothing_of_an_odd_row(length: int, wanted: tuple[int, ...]) -> None:

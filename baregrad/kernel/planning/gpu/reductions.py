@@ -42,6 +42,8 @@ from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
 MUCH_BESIDE = 4
 # What is summed anew in each row is less than one part of so many.
 FEW_AGAIN = 2
+# Accesses of a thread that makes a sum by itself, which are all under way together.
+MOST_ALONE = 32
 # Threads of a row whose sums each of them makes by itself.
 SHORT_THREADS = 4
 # Accesses of a thread for a row that a warp shares; of a longer row, before there are more warps.
@@ -296,6 +298,8 @@ def _share(
     while lanes > 1 and size < lanes * threads:
         lanes //= 2
     steps = _steps(size, lanes * threads) if unrolled else 1
+    if unrolled and not units and size <= MOST_ALONE * lanes:
+        steps = size // lanes
     along = frozenset(axes)
     work = sum(op_flops(node) for node in plan.facts.order if not along.isdisjoint(node.ranges))
     while steps > 1 and steps * lanes * work > MOST_OPS:
