@@ -227,6 +227,10 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
         assert engine is not None
         orders = engine
     beside = _beside(plan, orders, choice.tile)
+    if isinstance(choice, GroupChoice) and choice.boxes and not orders.right.is_in_order:
+        # Columns that take turns are dimensions of a box: the edge must not part them.
+        tiles, left = divmod(iterations(orders.columns), N)
+        beside = 1 if left else gcd(beside, tiles)
     chosen = _chosen(plan, factors)
     plan.grid([axis for axis in factors.shared if axis not in chosen])
     cluster = _cluster(plan, orders, choice, largest, dtype) if not chosen else (1, 1)
@@ -300,8 +304,7 @@ def _groups(
 def _of_engine(plan: GpuPlan, factors: GemmFactors, orders: Orders) -> Orders | None:
     """The orders in which an engine copies panels of both factors; None where it does not.
 
-    As boxes, or along places of an image where they are none. Columns that take turns are
-    dimensions of their own: the edge must not part them.
+    As boxes, or along places of an image where they are none.
     """
     if not plan.target.bulk_copies:
         return None
@@ -315,11 +318,7 @@ def _of_engine(plan: GpuPlan, factors: GemmFactors, orders: Orders) -> Orders | 
         if not (is_box or walks):
             return None
         found.append(copy._replace(walks=walks))
-    orders = orders._replace(left=found[0], right=found[1])
-    if orders.right.is_in_order:
-        return orders
-    turns = N * _beside(plan, orders, GroupTile(1, 1, 1, wgmma.PANEL))
-    return orders if iterations(orders.columns) % turns == 0 else None
+    return orders._replace(left=found[0], right=found[1])
 
 
 def _chosen(plan: GpuPlan, factors: GemmFactors) -> list[Node]:

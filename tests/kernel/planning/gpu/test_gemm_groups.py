@@ -151,6 +151,16 @@ def test_an_engine_copies_what_is_a_box() -> None:
     assert engine(1024, target=replace(HOPPER, barrier_transfer_bytes=0))[0] == "async"
 
 
+@pytest.mark.parametrize("columns", [96, 80, 72, 70])
+def test_an_engine_copies_columns_whatever_their_number(columns: int) -> None:
+    """Fewer tiles' take turns where the edge would part those of more."""
+    kernel = contraction((128,), (columns,), (136,), "ax", "nx", "an")
+    schedule = choose(kernel, HOPPER).schedule
+    (ring,) = [step for step in schedule.steps if isinstance(step, Pipeline)]
+    assert ring.engine == "tma"
+    check_gpu(kernel, schedule)
+
+
 def test_of_boxes_that_take_as_long_the_larger_tile_is_taken() -> None:
     """128 x 192 has fewer results past an edge, and reads more of the second cache."""
     ranked = ranked_groups(HOPPER, [Product(8192, 8192, 8192, 1)], WORDS, HALF, boxes=True)
