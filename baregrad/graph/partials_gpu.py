@@ -27,7 +27,15 @@ from baregrad.graph.repeats import (
 )
 from baregrad.graph.sums import once
 from baregrad.graph.traced import Part, Rule
-from baregrad.graph.views import DATA, expand, lengthened, permute, reshape, stored
+from baregrad.graph.views import (
+    DATA,
+    counting,
+    expand,
+    lengthened,
+    permute,
+    reshape,
+    stored,
+)
 from baregrad.ir.analysis.stream import is_chained
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Reduce
@@ -407,12 +415,8 @@ def _in_parts(node: Node, cut: PartsOf) -> Node:
         # Partial sums of narrow floats are kept as they are summed.
         monoid = primitive(monoid.primitive, dtypes.float32)
         values = (cast(values[0], dtypes.float32),)
-    extent = shape[axis]
-    length = -(-extent // parts)
-    if length * parts != extent:
-        inner = prod(shape[axis + 1 :])
-        length = round_up(length, ACCESS // gcd(CHUNK, inner) if inner > 1 else ACCESS)
-        parts = -(-extent // length)
+    length, parts = _lengths(cut)
+    if length * parts != shape[axis]:
         is_product = is_matrix_product(node.src[0], node.arg.axes) and values[0].op is Ops.MUL
         if is_product and monoid.primitive is Ops.ADD:
             factors = [_longer(factor, axis, length * parts) for factor in values[0].src]
@@ -439,6 +443,17 @@ def _in_parts(node: Node, cut: PartsOf) -> Node:
     whole = Node(Ops.REDUCE, monoid.states[0], states, Reduce(monoid, (place,)))
     whole = permute(whole, tuple([order.index(axis) for axis in range(len(order))]))
     return whole if whole.dtype is node.dtype else cast(whole, node.dtype)
+
+
+def _lengths(cut: PartsOf) -> tuple[int, int]:
+    """How long parts are, of whole accesses where they are not equal, and how many there are."""
+    extent: int = cut.shape[cut.axis]
+    length = -(-extent // cut.parts)
+    if length * cut.parts == extent:
+        return length, cut.parts
+    inner = prod(cut.shape[cut.axis + 1 :])
+    length = round_up(length, ACCESS // gcd(CHUNK, inner) if inner > 1 else ACCESS)
+    return length, -(-extent // length)
 
 
 def _longer(factor: Node, axis: int, length: int) -> Node:
@@ -474,21 +489,29 @@ def _distances_in_parts(node: Node, cut: PartsOf) -> Node | None:
     if value.op is not Ops.MUL or reduce.monoid.primitive is not Ops.ADD:
         return None
     distance, other = value.src
-    shape, _, axis, parts = cut
-    if distance is not other or distance.op is not Ops.SUB or shape[axis] % parts:
+    shape, _, axis, _ = cut
+    if distance is not other or distance.op is not Ops.SUB:
         return None
     x, mean = distance.src
     if not all(is_repeated(mean, one) for one in reduce.axes):
         return None
-    pieces, inner, place = _split(reshape(x, shape), axis, parts), cut.inner, cut.place
+    (length, parts), inner, place = _lengths(cut), cut.inner, cut.place
+    zero = const(0, node.dtype)
+    longer = lengthened(reshape(x, shape), axis, length * parts, zero)
+    pieces = _split(longer, axis, parts)
     sums = Node(Ops.REDUCE, node.dtype, (pieces,), Reduce(reduce.monoid, inner))
     if not _is_made_of(mean, stored(sums)):
         return None
-    count = const(prod(pieces.shape[one] for one in inner), node.dtype)
+    count = _counts(cut, sums)
     kept = tuple([1 if one in inner else extent for one, extent in enumerate(pieces.shape)])
     own = expand(reshape(alu(Ops.DIV, sums, count), kept), pieces.shape)
     near = alu(Ops.SUB, pieces, own)
     square = alu(Ops.MUL, near, near)
+    if length * parts != shape[axis]:
+        # There is no distance behind the last element.
+        places = _split(counting(longer.shape, axis), axis, parts)
+        inside = alu(Ops.CMPLT, places, const(shape[axis], dtypes.int64))
+        square = alu(Ops.WHERE, inside, square, zero)
     squares = Node(Ops.REDUCE, node.dtype, (square,), Reduce(reduce.monoid, inner))
     shape = sums.shape
     whole = reshape(once(mean, reduce.axes), (*shape[:place], 1, *shape[place + 1 :]))
@@ -496,6 +519,19 @@ def _distances_in_parts(node: Node, cut: PartsOf) -> Node | None:
     moved = alu(Ops.MUL, alu(Ops.MUL, apart, apart), count)
     total = alu(Ops.ADD, stored(squares), moved)
     return Node(Ops.REDUCE, node.dtype, (total,), Reduce(reduce.monoid, (place,)))
+
+
+def _counts(cut: PartsOf, sums: Node) -> Node:
+    """How many elements are added up to each of partial sums."""
+    length, parts = _lengths(cut)
+    extent = cut.shape[cut.axis]
+    others = prod([cut.shape[one] for one in cut.axes if one != cut.axis])
+    if length * parts == extent:
+        return const(length * others, sums.dtype)
+    begin = alu(Ops.MUL, counting(sums.shape, cut.place), const(length, dtypes.int64))
+    left = alu(Ops.SUB, const(extent, dtypes.int64), begin)
+    found = alu(Ops.MIN, left, const(length, dtypes.int64))
+    return cast(alu(Ops.MUL, found, const(others, dtypes.int64)), sums.dtype)
 
 
 def _is_made_of(mean: Node, sums: Node) -> bool:

@@ -306,7 +306,7 @@ def test_sums_of_long_sums_are_kernels_of_their_own() -> None:
         assert len(plan.kernels) == 2
 
 
-@pytest.mark.parametrize("shape", [(64, 3, 512), (1 << 12, 5, 1)])
+@pytest.mark.parametrize("shape", [(64, 3, 512), (1 << 12, 5, 1), (4099, 5, 1), (5003, 2, 3)])
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
 def test_squared_distances_from_a_mean_are_summed_in_one_pass(
     shape: tuple[int, ...], offset: float
