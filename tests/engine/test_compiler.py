@@ -33,8 +33,8 @@ from baregrad.runtime.commands import Kernel
 from baregrad.runtime.null import NullDevice
 from baregrad.target import CpuTarget
 from tests.kernel import kernels as k
+from tests.kernel.contractions import contraction
 from tests.kernel.gpu_kernels import HOPPER
-from tests.kernel.planning.gpu.contractions import contraction
 from tests.kernel.test_lowering import AVX512
 
 

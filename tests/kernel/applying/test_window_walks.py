@@ -11,8 +11,8 @@ from baregrad.kernel import choose
 from baregrad.kernel.applying.apply import apply_chunked
 from baregrad.kernel.gpu.window_boxes import WindowBox, kept_window
 from baregrad.kernel.planning.gpu import gemm_mma
+from tests.kernel.contractions import packed_convolution
 from tests.kernel.gpu_kernels import HOPPER
-from tests.kernel.planning.gpu.contractions import packed_convolution
 
 
 @pytest.mark.parametrize(("taps", "low"), [(3, -1), (5, -2)])

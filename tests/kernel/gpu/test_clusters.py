@@ -22,10 +22,10 @@ from baregrad.target import gpu_row
 from baregrad.testing.virtual_gpu.ptx.errors import KernelFault
 from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.kernel import kernels as k
+from tests.kernel.contractions import contraction
 from tests.kernel.gpu.test_roles import ASYNC, TMA, Sizes, by_experts, piped
 from tests.kernel.gpu_kernels import HOPPER, lowered, run_text, run_threads
 from tests.kernel.instructions.test_mma_sync import count, product
-from tests.kernel.planning.gpu.contractions import contraction
 from tests.render.gpu_harness import run_module
 
 

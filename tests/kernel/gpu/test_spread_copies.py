@@ -14,8 +14,8 @@ from baregrad.kernel.planning.gpu import gemm_mma
 from baregrad.kernel.planning.gpu.gemm_tiles import TileChoice, WarpTile
 from baregrad.render import get
 from tests.kernel import kernels as k
+from tests.kernel.contractions import contraction
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
-from tests.kernel.planning.gpu.contractions import contraction
 
 
 def pipelined(kernel: Node, tile: WarpTile, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -10,9 +10,9 @@ from baregrad.kernel import choose_schedule
 from baregrad.kernel.linearise.exchanges import exchange_results
 from baregrad.kernel.planning.gpu import gemm_mma
 from baregrad.kernel.planning.gpu.gemm_tiles import TileChoice, WarpTile
+from tests.kernel.contractions import contraction
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
 from tests.kernel.linearise.programs import machines
-from tests.kernel.planning.gpu.contractions import contraction
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, right: str, slots: int) -> Node:

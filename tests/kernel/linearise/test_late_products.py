@@ -10,8 +10,8 @@ from baregrad.kernel import choose_schedule
 from baregrad.kernel.linearise.late_products import delay_products
 from baregrad.kernel.planning.gpu import gemm_mma
 from baregrad.kernel.planning.gpu.gemm_tiles import TileChoice, WarpTile
+from tests.kernel.contractions import contraction
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
-from tests.kernel.planning.gpu.contractions import contraction
 
 
 def planned(

@@ -14,8 +14,8 @@ from baregrad.kernel.planning.gpu.gemm_copies import FactorCopy, Orders, in_boxe
 from baregrad.kernel.planning.gpu.gemm_factors import gemm_factors
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 from tests.kernel import kernels as k
+from tests.kernel.contractions import contraction, convolution
 from tests.kernel.gpu_kernels import HOPPER
-from tests.kernel.planning.gpu.contractions import contraction, convolution
 
 F16, F32 = dtypes.float16, dtypes.float32
 

@@ -15,8 +15,8 @@ from baregrad.kernel.facts.analysis import facts_of
 from baregrad.kernel.planning.gpu.gemm_factors import GemmFactors, gemm_factors
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 from tests.kernel import kernels as k
+from tests.kernel.contractions import contraction, convolution
 from tests.kernel.gpu_kernels import HOPPER
-from tests.kernel.planning.gpu.contractions import contraction, convolution
 
 F32 = dtypes.float32
 

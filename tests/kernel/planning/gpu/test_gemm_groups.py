@@ -20,10 +20,10 @@ from baregrad.kernel.planning.gpu.gemm_groups import (
 )
 from baregrad.kernel.planning.gpu.gemm_tiles import Product
 from baregrad.target import gpu_row
+from tests.kernel.contractions import HALF, contraction, packed_convolution
 from tests.kernel.gpu.test_roles import by_experts
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
 from tests.kernel.instructions.test_wgmma import E4M3, bytes_product
-from tests.kernel.planning.gpu.contractions import HALF, contraction, packed_convolution
 
 WORDS = (True, True)
 Sizes = tuple[int, ...]

@@ -20,8 +20,8 @@ from baregrad.kernel.planning.gpu.gemm_tiles import (
 )
 from baregrad.target import gpu_row
 from baregrad.target.gpu import NvidiaTarget
+from tests.kernel.contractions import contraction
 from tests.kernel.gpu_kernels import check_gpu
-from tests.kernel.planning.gpu.contractions import contraction
 
 PANEL, GAP = 64, 8
 WORDS, NO_WORDS = (True, True), (False, False)

@@ -17,8 +17,8 @@ from baregrad.kernel.loops.held_rows import hold_rows
 from baregrad.kernel.planning.gpu.gpu_schedule import choose_gpu_schedule
 from baregrad.render import get
 from tests.kernel import kernels as k
+from tests.kernel.contractions import contraction
 from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered
-from tests.kernel.planning.gpu.contractions import contraction
 from tests.kernel.test_lowering import FAMILIES
 
 MORE: tuple[tuple[Callable[..., Node], tuple[Any, ...]], ...] = (

@@ -20,9 +20,9 @@ from baregrad.kernel.planning.gpu.gemm_tiles import (
 )
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 from baregrad.kernel.planning.gpu.packed_tiles import operations_of, ranked_unpacked
+from tests.kernel.contractions import contraction
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
 from tests.kernel.packed_products import packed_product
-from tests.kernel.planning.gpu.contractions import contraction
 
 GAP, WORDS = 8, (True, False)
 

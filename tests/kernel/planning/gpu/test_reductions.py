@@ -23,8 +23,8 @@ from baregrad.kernel.language.schedule import Bind, Split
 from baregrad.kernel.loops.held_rows import hold_rows
 from baregrad.schedule import make_plan
 from tests.kernel import kernels as k
+from tests.kernel.contractions import contraction
 from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text
-from tests.kernel.planning.gpu.contractions import contraction
 from tests.schedule.graphs import A, param, sink
 
 
