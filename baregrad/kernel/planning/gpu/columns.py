@@ -25,7 +25,9 @@ BLOCK = 128
 MOST_WARPS = 32
 # Steps of a column before warps share it; and before as many threads do as read a machine's memory
 # at its rate with their loads, of whole lines where there are enough columns, of sectors else.
-LONG_COLUMN, VERY_LONG_COLUMN = 32, 256
+LONG_COLUMN, VERY_LONG_COLUMN = 32, 512
+# The same of so few columns that a warp has all of them: nothing else keeps a machine busy.
+FEW_LONG_COLUMN = 256
 COLUMN_THREADS, LEAST_COLUMN_THREADS = 64, 4
 LINE_BYTES, SECTOR_BYTES = 128, 32
 # Threads of a block of long columns. Neighbouring columns of a thread where there are not so many
@@ -43,7 +45,7 @@ STATE_STEPS, STATES = 8, 128
 # Columns of which a thread may have all, its elements of as many rows as fill accesses, and its
 # bytes under way; rounds of its loop before there are more threads, and these at most.
 SHORT_ROW, SHORT_ELEMENTS, SHORT_BYTES = 8, 32, 64
-SHORT_ROUNDS, SHORT_THREADS = 4, 256
+SHORT_ROUNDS, SHORT_THREADS = 1, 256
 
 
 def plan_columns(
@@ -60,17 +62,14 @@ def plan_columns(
     plain = all(each.node.arg.monoid.arity == 1 for each in plan.facts.reductions)
     fixed = all(isinstance(extent_of(axis), int) for axis in inner)
     exact = all(each.node.arg.monoid.is_exact for each in plan.facts.reductions)
-    if length >= (LONG_COLUMN if exact else VERY_LONG_COLUMN) and (
-        (plain or exact) and fixed and not columns
-    ):
-        plan.grid([axis for axis in ordered if axis not in inner])
-        lay = partial(_lay_long_columns, ordered=inner, lanes=lanes, others=others)
-        # Any order is as good for what is exact.
-        first = [COLUMN_THREADS, *([16, 8, LEAST_COLUMN_THREADS, 256] if exact else [])]
-        ways = {f"{down} threads": partial(lay, most=down) for down in first}
-        way = _whole_rows(plan, inner, length) or plan.best("columns", ways)
-        way(plan)
-        return
+    few = FEW_LONG_COLUMN if iterations(rows) <= plan.warp else VERY_LONG_COLUMN
+    if (plain or exact) and fixed and not columns:
+        way = _whole_rows(plan, inner, length)
+        if way is not None or length >= (LONG_COLUMN if exact else few):
+            plan.grid([axis for axis in ordered if axis not in inner])
+            way = way or _long_columns(plan, inner, lanes, others, exact)
+            way(plan)
+            return
     lanes = plan.whole_lanes(lanes, inner[-1])
     lanes = _column_lanes(plan, lanes, iterations(rows), width, 2 if plain else 1)
     # The order of a sum does not hang on how many columns there are.
@@ -106,6 +105,15 @@ def plan_columns(
     longest = max(columns, key=lambda axis: index.upper(extent_of(axis)), default=None)
     if longest is not None and warps > 1:
         plan.parts([longest], [("thread_y", warps)])
+
+
+def _long_columns(
+    plan: GpuPlan, ordered: Sequence[Node], lanes: int, others: int, exact: bool
+) -> Way:
+    """So many threads for each column: any order is as good for what is exact."""
+    lay = partial(_lay_long_columns, ordered=ordered, lanes=lanes, others=others)
+    first = [COLUMN_THREADS, *([16, 8, LEAST_COLUMN_THREADS, 256] if exact else [])]
+    return plan.best("columns", {f"{down} threads": partial(lay, most=down) for down in first})
 
 
 def _column_lanes(plan: GpuPlan, lanes: int, points: int, width: int, least: int) -> int:
@@ -191,7 +199,7 @@ def _whole_rows(plan: GpuPlan, ordered: Sequence[Node], length: int) -> Way | No
         one for one in reads for own in sums
         if one.stride(ordered[-1]) == 1 and one.stride(own[-1]) == width
     ]
-    if width > SHORT_ROW or length < VERY_LONG_COLUMN or not dense or (
+    if width > SHORT_ROW or length < FEW_LONG_COLUMN or not dense or (
         any(one.guarded for one in dense)
     ):
         return None
