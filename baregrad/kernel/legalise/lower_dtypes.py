@@ -9,7 +9,7 @@ loads that need them. A buffer whose elements have no machine type holds their r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from baregrad.dtypes import DType, computed_for, dtypes, encode, round_scalar
@@ -49,13 +49,14 @@ _ASKED = mask_of((Ops.CAST, Ops.BITCAST, Ops.GUARD, Ops.REDUCE, Ops.SCAN, Ops.ST
 
 def lower_dtypes(
     kernel: Node, native: frozenset[DType], widened: frozenset[DType] = frozenset(),
-    short_powers: bool = False,
+    for_gpu: bool = False,
 ) -> Node:
     """A loop-level KERNEL over bool, integers of 8 to 64 bits, float32, float64 and index.
 
     Narrow floats in `native` are left in memory and in CASTs from and to float32; codes of those
     in `widened`, which lie in memory as integers, are made float32 by a CAST of a BITCAST.
-    short_powers: those of narrow floats are made in float32 alone.
+    for_gpu: powers of narrow floats are made in float32 alone, and registers that hold choices
+    among narrow floats are not rounded again where they are read.
     """
     if is_plain(kernel):
         return kernel
@@ -66,7 +67,7 @@ def lower_dtypes(
             break
     else:
         return kernel
-    lowering = _Lowering(native, widened, short_powers)
+    lowering = _Lowering(native, widened, for_gpu, _chosen(kernel) if for_gpu else frozenset())
     for node in toposort(kernel, enter=_holds_values):
         lowering.visit(node)
     return lowering.done[kernel]
@@ -119,15 +120,18 @@ class _Lowering:
     """One walk: `done` maps each node to its replacement.
 
     `raw` maps loads of float32 accumulators, and folds of them, to their unrounded values. `moved`
-    maps narrow floats that lie in memory, and choices among those, to what memory holds.
+    maps narrow floats that lie in memory, and choices among those, to what memory holds. `chosen`:
+    the accumulators that hold no value that is not rounded already.
     """
 
     def __init__(
-        self, native: frozenset[DType], widened: frozenset[DType], short_powers: bool
+        self, native: frozenset[DType], widened: frozenset[DType], short_powers: bool,
+        chosen: frozenset[Node],
     ) -> None:
         self.native = native
         self.widened = widened
         self.short_powers = short_powers
+        self.chosen = chosen
         self.done: dict[Node, Node] = {}
         self.raw: dict[Node, Node] = {}
         self.moved: dict[Node, Node] = {}
@@ -278,7 +282,7 @@ class _Lowering:
             return found
         if found.dtype is F32:
             self.raw[node] = found
-            return self.round(found, node.dtype)
+            return found if node.src[0] in self.chosen else self.round(found, node.dtype)
         if is_narrow(node.dtype):
             self.moved[node] = found
         return self.decode(found, node.dtype)
@@ -396,6 +400,47 @@ class _Lowering:
         start, slot = Node(Ops.CONST, memory, (), 0), Node(Ops.SLOT, memory, (), 0)
         alike = monoid.commutative, monoid.idempotent
         return Monoid(f"{monoid.name}_coded", (memory,), (start,), (slot,), (code,), *alike)
+
+
+def _chosen(kernel: Node) -> frozenset[Node]:
+    """The registers of narrow floats in which nothing is stored but what is one already.
+
+    That is what memory holds, what was rounded, and choices among such, as an extreme's value.
+    """
+    order = toposort(kernel, enter=_holds_values)
+    stores = [node for node in order if node.op is Ops.STORE and _is_register(node.src[0])]
+    found = {store.src[0] for store in stores}
+    while True:
+        narrow: dict[Node, bool] = {}
+        for node in order:
+            narrow[node] = _is_narrow_already(node, narrow, found)
+        # What is added up to a register is no choice.
+        others = {s.src[0] for s in stores if s.arg is not None or not narrow[s.src[1]]}
+        if others.isdisjoint(found):
+            return frozenset(found)
+        found -= others
+
+
+def _is_register(node: Node) -> bool:
+    return node.op is Ops.ALLOC and node.arg.space == "register" and is_narrow(node.dtype)
+
+
+def _is_narrow_already(node: Node, known: Mapping[Node, bool], chosen: set[Node]) -> bool:
+    """Whether a value is no wider than its dtype; so are all that are not of narrow ones.
+
+    known: the same of its sources. chosen: registers of which loads are so.
+    """
+    if node.op is Ops.REDUCE:
+        folds = all(one.op in _EXACT or one.op is Ops.SLOT or not is_narrow(one.dtype)
+                    for one in toposort(*node.arg.monoid.combine))  # fmt: skip
+        return folds and all(known.get(child, True) for child in node.src)
+    if not is_narrow(node.dtype) and node.op is not Ops.PROJ:
+        return True
+    if node.op is Ops.LOAD:
+        return not _is_register(node.src[0]) or node.src[0] in chosen
+    if node.op in _EXACT or node.op in (Ops.GUARD, Ops.PROJ):
+        return all(known.get(child, True) for child in node.src)
+    return node.op in (Ops.CAST, Ops.BITCAST, Ops.CONST)
 
 
 def _codes(load: Node, done: dict[Node, Node]) -> Node:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from baregrad import render
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.engine.compiler import Compiler
 from baregrad.graph import canonicalise
 from baregrad.ir.core import index
@@ -135,6 +135,19 @@ def test_places_of_maxima_of_columns_are_found_by_many_threads(columns: int) -> 
     assert int(parts[2]) >= 64
     assert parts[1] or parts[3]
     check(kernel)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.bfloat16, dtypes.float16], ids=str)
+def test_the_largest_of_narrow_floats_is_not_rounded_again(dtype: DType) -> None:
+    """It is one of them: at each step that is compared with others as it is."""
+    i, j = range_node(3, 0), range_node(600, 1)
+    value, place = k.at(k.param(1, 600, 3, dtype=dtype), j, i), Node(Ops.CAST, dtypes.int64, (j,))
+    both = Node(Ops.REDUCE, dtype, (value, place, j), Reduce(arg_extreme(Ops.MAX, dtype)))
+    found = Node(Ops.PROJ, dtypes.int64, (both,), 1)
+    kernel = k.kernel(k.out(k.param(0, 3, dtype=dtypes.int64), found, i))
+    check(kernel)
+    *_, last = Compiler(HOPPER, render.get("ptx"), None, None).stages(kernel)
+    assert "cvt.rn" not in str(last.result)
 
 
 def test_few_threads_find_the_places_of_many_columns() -> None:
