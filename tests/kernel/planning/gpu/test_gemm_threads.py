@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,20 @@ def test_threads_lie_along_rows_where_their_results_do(pairs: int, bound: str) -
     schedule = choose_schedule(kernel, HOPPER)
     assert f"bind('{bound}', 'thread')" in str(schedule)
     check_gpu(kernel, schedule)
+
+
+@pytest.mark.parametrize(("rows", "columns", "wanted"), [
+    (4096, 4096, (128, 128)), (2048, 1024, (128, 128)), (2168, 1000, (128, 64)),
+])  # fmt: skip
+def test_tiles_are_smaller_where_few_multiprocessors_would_have_one_more(
+    rows: int, columns: int, wanted: tuple[int, int]
+) -> None:
+    """Of 136 tiles of 128 x 128 four are left when each of 132 multiprocessors has one."""
+    schedule = choose_schedule(k.matmul(rows, columns, 512), HOPPER)
+    sizes = {name: size for step in schedule.steps if isinstance(step, Split)
+             for name, size in step.parts}  # fmt: skip
+    tile = [prod(sizes.get(f"{side}_{part}", 1) for part in "tuv") for side in "mn"]
+    assert tuple(tile) == wanted
 
 
 @needs_ptxas
