@@ -56,7 +56,23 @@ def reduce(values: Reader, node: Node, operands: Sequence[Any]) -> Any:
     result = _own(values, node, threads)
     if threads:
         (result,) = fold_threads(values, monoid, [result], threads)
+        if monoid.arity > 1:
+            # Its other states are asked for as well.
+            _note(values, values.key(node), monoid, result)
     return result if monoid.arity > 1 else result[0]
+
+
+def _note(values: Reader, key: Any, monoid: Monoid, parts: Parts) -> None:
+    """Let what threads have folded be found until the statement ends."""
+    values.scopes.memo[key] = parts if monoid.arity > 1 else parts[0]
+    values.scopes.momentary_keys.append(key)
+
+
+def is_state_of_threads(value: Node) -> bool:
+    """Whether a value is one of several states of a fold of a block's threads."""
+    if value.op is not Ops.PROJ or value.src[0].op is not Ops.REDUCE:
+        return False
+    return any(child.op is Ops.RANGE and child.arg.is_thread for child in value.src[0].src)
 
 
 def fold_together(values: Reader, root: Node, points: Sequence[Point]) -> None:
@@ -79,7 +95,7 @@ def _fold_points(
     found: dict[Any, Point] = {}
     for values.point in points:
         found.setdefault(values.key(node), values.point)
-    keys = list(found)
+    keys = [key for key in found if key not in values.scopes.memo]
     for first in range(0, len(keys), most):
         some = keys[first : first + most]
         states: list[Parts] = []
@@ -91,8 +107,7 @@ def _fold_points(
         else:
             states = fold_threads(values, monoid, states, threads)
         for key, parts in zip(some, states, strict=True):
-            values.scopes.memo[key] = parts if monoid.arity > 1 else parts[0]
-            values.scopes.momentary_keys.append(key)
+            _note(values, key, monoid, parts)
     values.point = {}
 
 

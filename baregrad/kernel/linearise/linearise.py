@@ -21,7 +21,7 @@ from baregrad.ir.core.node import Node, instruction, make_node, toposort
 from baregrad.ir.core.op import ATOMIC, Ops
 from baregrad.kernel.linearise.access import Address, MemoryUse, access_of
 from baregrad.kernel.linearise.copies import commit, copy_to, done, fence
-from baregrad.kernel.linearise.folds import BARRIER, combine, fold_together
+from baregrad.kernel.linearise.folds import BARRIER, combine, fold_together, is_state_of_threads
 from baregrad.kernel.linearise.lazy import OPAQUE, is_lazy
 from baregrad.kernel.linearise.mma import multiply
 from baregrad.kernel.linearise.phases import (
@@ -64,6 +64,7 @@ def linearise(kernel: Node) -> Node:
     statements, leave = iter(kernel.src), None
     while True:
         for node in statements:
+            _go_on(values, node)
             if node in tiles:
                 store_rows(values, node, tiles[node])
                 continue
@@ -76,12 +77,25 @@ def linearise(kernel: Node) -> Node:
                 statements, leave = iter(inside[0]), inside[1]
                 break
         else:
+            _go_on(values, None)
             if leave is not None:
                 leave()
             if not path:
                 break
             statements, leave = path.pop()
     return instruction(Ops.PROGRAM, dtypes.token, tuple(values.scopes.stack[0].code), kernel.arg)
+
+
+def _go_on(values: Values, node: Node | None) -> None:
+    """End the last statement, if that waits for it; not if the next one stores what it folded."""
+    last, values.unended = values.unended, None
+    if last is None:
+        return
+    if node is not None and node.op is Ops.STORE and is_state_of_threads(node.src[1]):
+        reads = [one.src[0] for one in toposort(node) if one.op is Ops.LOAD]
+        if node.src[1].src[0] is last.src[1].src[0] and last.src[0] not in reads:
+            return
+    values.scopes.end_statement()
 
 
 def _seq(values: Values, node: Node) -> Inside | None:
@@ -219,7 +233,11 @@ def _store(values: Values, node: Node) -> None:
         if address.is_regular(lanes) and not address.points:
             interleave(code, begins)
     values.point = {}
-    values.scopes.end_statement()
+    if values.gpu and is_state_of_threads(value):
+        # Threads meet once for all states.
+        values.unended = node
+    else:
+        values.scopes.end_statement()
 
 
 def _store_late(

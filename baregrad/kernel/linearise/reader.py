@@ -47,8 +47,9 @@ class Reader(Emitter):
     lanes is being computed, which are not those of the statement. plan: of the expression that
     is being evaluated. shared: what lazy guards read of the expression around them. exchanges:
     shared memory in which threads show each other values. shown: that of the last fold, where
-    neither a loop nor a condition is around it. simplified, simplified_sums: conditions and parts
-    of offsets at points.
+    neither a loop nor a condition is around it. unended: a STORE of a state that threads folded,
+    which ends with the next statement, unless that stores another state. simplified,
+    simplified_sums: conditions and parts of offsets at points.
     """
 
     def __init__(self, memory: MemoryUse, block: tuple[int, ...]) -> None:
@@ -62,6 +63,7 @@ class Reader(Emitter):
         self.shared: set[Node] = set()
         self.exchanges: dict[Any, Node] = {}
         self.shown = frozenset[Node]()
+        self.unended: Node | None = None
         self.simplified: dict[tuple[Any, ...], list[Node]] = {}
         self.simplified_sums: dict[tuple[Any, ...], tuple[Mapping[Node, int], int]] = {}
 

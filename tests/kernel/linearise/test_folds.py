@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.core.attrs import Reduce
-from baregrad.ir.core.monoid import arg_extreme
+from baregrad.ir.analysis.stream import pair
+from baregrad.ir.core.attrs import Alloc, Reduce
+from baregrad.ir.core.monoid import arg_extreme, primitive
 from baregrad.ir.core.node import Node, alu, range_node
 from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.gpu_threads import evaluate_threads
+from baregrad.ir.evaluate.loop_level import evaluate_loop
+from baregrad.kernel import codegen_passes
 from tests.kernel import kernels as k
-from tests.kernel.gpu_kernels import check_gpu, lowered
+from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered
 from tests.render.harness import (
     F32,
     I32,
@@ -123,6 +127,11 @@ def test_folds_of_many_bytes_have_the_same_memory(lanes: int, arrays: int) -> No
     assert len(shown) == arrays
 
 
+def meetings_of(program: Node) -> int:
+    """How often the threads of a block meet."""
+    return sum(one.op is Ops.MACHINE and one.arg.name == "bar.sync" for one in program.src)
+
+
 @pytest.mark.parametrize(("rows", "meetings"), ((1, 1), (4, 1), (3, 1), (40, 2)))
 def test_sums_of_a_statement_meet_once_for_each_lane_s(rows: int, meetings: int) -> None:
     row, step = range_node(2 * rows, 0), range_node(256, 1)
@@ -134,8 +143,7 @@ def test_sums_of_a_statement_meet_once_for_each_lane_s(rows: int, meetings: int)
         f"Schedule(split('i0', outer='b', u={rows}), bind('b', 'grid'), bind('u', 'unroll'),"
         " split('r1', outer='w', t=32), bind('w', 'thread_y'), bind('t', 'thread'))",
     )
-    barriers = [one for one in program.src if one.op is Ops.MACHINE and one.arg.name == "bar.sync"]
-    assert len(barriers) == meetings
+    assert meetings_of(program) == meetings
 
 
 def test_places_of_several_rows_meet_once() -> None:
@@ -151,8 +159,54 @@ def test_places_of_several_rows_meet_once() -> None:
         "Schedule(bind('i0', 'unroll'), split('r1', outer='w', t=32), bind('w', 'thread_y'),"
         " bind('t', 'thread'))",
     )
-    barriers = [one for one in program.src if one.op is Ops.MACHINE and one.arg.name == "bar.sync"]
-    assert len(barriers) <= 2
+    assert meetings_of(program) == 1
+
+
+def exchanges_of(program: Node) -> int:
+    return sum(one.op is Ops.MACHINE and one.arg.name == "shfl.sync.bfly" for one in program.src)
+
+
+@pytest.mark.parametrize(
+    ("threads", "meetings", "exchanges"), (("t=32", 0, 10), ("t=5", 1, 0), ("t=96", 1, 0))
+)
+def test_threads_fold_all_states_at_once(threads: str, meetings: int, exchanges: int) -> None:
+    """What was largest and where, of which each is stored by itself."""
+    row, step = range_node(3, 0), range_node(96, 1)
+    place = Node(Ops.CAST, dtypes.int64, (step,))
+    x = k.at(k.param(2, 3, 96), row, step)
+    both = Node(Ops.REDUCE, F32, (x, place, step), Reduce(arg_extreme(Ops.MAX, F32)))
+    states = [Node(Ops.PROJ, dtype, (both,), n) for n, dtype in enumerate((F32, dtypes.int64))]
+    outs = [k.out(k.param(n, 3, dtype=one.dtype), one, row) for n, one in enumerate(states)]
+    program = check_gpu(
+        k.kernel(*outs),
+        f"Schedule(bind('i0', 'grid'), split('r1', outer='w', {threads}, masked=True),"
+        " bind('t', 'thread'))",
+    )
+    assert (meetings_of(program), exchanges_of(program)) == (meetings, exchanges)
+
+
+def test_a_fold_of_what_its_first_state_was_written_over_is_another_one() -> None:
+    t = range_node(64, 0, "t", "thread")
+    high, low = (Node(Ops.ALLOC, F32, (), Alloc(n, "scratch", (64,))) for n in (1, 2))
+    x, y, found = k.param(1, 64), k.param(2, 64), k.param(0, 64)
+    fold = Node(Ops.REDUCE, F32, (load(high, t), load(low, t), t), Reduce(pair(
+        primitive(Ops.MAX, F32), primitive(Ops.MIN, F32))))  # fmt: skip
+    first, second = (Node(Ops.PROJ, F32, (fold,), n) for n in (0, 1))
+    less = alu(Ops.SUB, load(low, t), load(high, t))
+    statements = [
+        store(high, load(x, t), t), store(low, load(y, t), t), store(low, first, t),
+        store(high, second, t), store(found, less, t),
+    ]  # fmt: skip
+    node = kernel(*statements)
+    arrays = {0: zeros(64), 1: data(64), 2: data(64, seed=1)}
+    wanted = {slot: array.copy() for slot, array in arrays.items()}
+    evaluate_loop(node, wanted)
+    # The second fold has the largest of x as every y.
+    np.testing.assert_array_equal(wanted[0], zeros(64))
+    for one in codegen_passes(HOPPER):
+        node = one.run(node)
+    evaluate_threads(node, arrays, HOPPER, 1)
+    np.testing.assert_array_equal(arrays[0], wanted[0])
 
 
 @pytest.mark.parametrize(("rows", "warps"), ((2, 3), (7, 2), (32, 2), (16, 7)))
