@@ -270,14 +270,15 @@ class _Builder:
         below = scoped_below(values)
         needs = self.needs(behind(below, values, own), block)
         inner = list(path)
-        once = not loops and not conditions and added_once(monoid, values[0], lanes)
+        once = not conditions and added_once(monoid, values[0], loops, lanes)
         start = list(map(store, accumulators, monoid.identity, every))
         self.open(inner, loops, conditions, below, needs, [] if once else start)
         if matrix:
             total = load(accumulators[0], places)
             update = [product(total, self.convert(values)[0], own)]
         elif once:
-            update = [store(accumulators[0], self.convert(values)[0], places)]
+            lifted = filled(monoid.lift, self.convert(values))
+            update = list(map(store, accumulators, lifted, every))
         else:
             fma = self.sums_unrounded(node, values[0]) or is_of_panels(values[0])
             update = self.update(monoid, accumulators, loads, values, every, fma)
@@ -390,10 +391,9 @@ class _Builder:
 
         starts: nothing was added to an identity before, so that the result is.
         """
-        results = self.accumulators(monoid, tiles)
-        for result, part in zip(results, state_parts(fold, monoid), strict=True):
-            found = stepped(monoid, monoid.identity[0], part, False) if starts else part
-            block.items.append(store(result, found, tiles))
+        results, parts = self.accumulators(monoid, tiles), state_parts(fold, monoid)
+        parts = filled(monoid.combine, (*monoid.identity, *parts)) if starts else parts
+        block.items += [store(*each, tiles) for each in zip(results, parts, strict=True)]
         return tuple([load(result, tiles) for result in results])
 
     def scan(self, node: Node, path: list[StatementBlock]) -> None:

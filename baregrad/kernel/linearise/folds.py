@@ -68,11 +68,15 @@ def _note(values: Reader, key: Any, monoid: Monoid, parts: Parts) -> None:
     values.scopes.momentary_keys.append(key)
 
 
-def is_state_of_threads(value: Node) -> bool:
-    """Whether a value is one of several states of a fold of a block's threads."""
-    if value.op is not Ops.PROJ or value.src[0].op is not Ops.REDUCE:
-        return False
-    return any(child.op is Ops.RANGE and child.arg.is_thread for child in value.src[0].src)
+def fold_of_threads(value: Node) -> Node | None:
+    """The one fold of several states by a block's threads that a value is made of; else None."""
+    if not (value.has(Ops.PROJ) and value.has(Ops.REDUCE)):
+        return None
+    found = [
+        node for node in toposort(value) if node.op is Ops.REDUCE and node.arg.monoid.arity > 1
+        and any(child.op is Ops.RANGE and child.arg.is_thread for child in node.src)
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def fold_together(values: Reader, root: Node, points: Sequence[Point]) -> None:

@@ -21,7 +21,7 @@ from baregrad.ir.core.node import Node, instruction, make_node, toposort
 from baregrad.ir.core.op import ATOMIC, Ops
 from baregrad.kernel.linearise.access import Address, MemoryUse, access_of
 from baregrad.kernel.linearise.copies import commit, copy_to, done, fence
-from baregrad.kernel.linearise.folds import BARRIER, combine, fold_together, is_state_of_threads
+from baregrad.kernel.linearise.folds import BARRIER, combine, fold_of_threads, fold_together
 from baregrad.kernel.linearise.lazy import OPAQUE, is_lazy
 from baregrad.kernel.linearise.mma import multiply
 from baregrad.kernel.linearise.phases import (
@@ -91,9 +91,10 @@ def _go_on(values: Values, node: Node | None) -> None:
     last, values.unended = values.unended, None
     if last is None:
         return
-    if node is not None and node.op is Ops.STORE and is_state_of_threads(node.src[1]):
+    if node is not None and node.op is Ops.STORE:
+        fold = fold_of_threads(node.src[1])
         reads = [one.src[0] for one in toposort(node) if one.op is Ops.LOAD]
-        if node.src[1].src[0] is last.src[1].src[0] and last.src[0] not in reads:
+        if fold is not None and fold is fold_of_threads(last.src[1]) and last.src[0] not in reads:
             return
     values.scopes.end_statement()
 
@@ -233,7 +234,7 @@ def _store(values: Values, node: Node) -> None:
         if address.is_regular(lanes) and not address.points:
             interleave(code, begins)
     values.point = {}
-    if values.gpu and is_state_of_threads(value):
+    if values.gpu and fold_of_threads(value) is not None:
         # Threads meet once for all states.
         values.unended = node
     else:

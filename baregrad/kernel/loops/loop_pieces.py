@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.words import byte_products
@@ -15,6 +15,7 @@ from baregrad.ir.core.node import (
     alu,
     cast,
     const,
+    extent_of,
     instruction,
     make_node,
     scalar,
@@ -141,12 +142,18 @@ def stepped(monoid: Monoid, state: Node, value: Node, fma: bool) -> Node:
     return scalar(monoid.primitive, value.dtype, (state, value))
 
 
-def added_once(monoid: Monoid, value: Node, lanes: tuple[Node, ...]) -> bool:
-    """Whether elements side by side, all of a sum of floats, are folded before 0 is added.
+def added_once(
+    monoid: Monoid, value: Node, loops: Sequence[Node], lanes: tuple[Node, ...]
+) -> bool:
+    """Whether elements side by side are folded before they are added to nothing.
 
-    0 + x is x, but for a zero's sign: it is the same if 0 is added to the sum of all.
+    All of a sum of floats: 0 + x is x, but for a zero's sign, which is the same if 0 is added to
+    the sum of all. And what threads fold to several states, each its elements of one turn.
     """
-    if monoid.primitive is not Ops.ADD or not monoid.states[0].is_float or not lanes:
+    if monoid.arity > 1:
+        is_one = all(extent_of(axis) == 1 for axis in loops)
+        return is_one and any(axis.arg.is_thread for axis in lanes)
+    if monoid.primitive is not Ops.ADD or not monoid.states[0].is_float or loops or not lanes:
         return False
     return all(axis.arg.bind == "unroll" for axis in lanes) and not value.mask & _BYTES
 

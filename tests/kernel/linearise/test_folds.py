@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.analysis.stream import pair
+from baregrad.ir.analysis.stream import pair, stream
 from baregrad.ir.core.attrs import Alloc, Reduce
 from baregrad.ir.core.monoid import arg_extreme, primitive
 from baregrad.ir.core.node import Node, alu, range_node
@@ -17,7 +17,7 @@ from baregrad.ir.evaluate.gpu_threads import evaluate_threads
 from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.kernel import codegen_passes
 from tests.kernel import kernels as k
-from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered
+from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text, run_threads
 from tests.render.harness import (
     F32,
     I32,
@@ -183,6 +183,52 @@ def test_threads_fold_all_states_at_once(threads: str, meetings: int, exchanges:
         " bind('t', 'thread'))",
     )
     assert (meetings_of(program), exchanges_of(program)) == (meetings, exchanges)
+
+
+def states_of_parts(parts: int) -> Node:
+    """What 8 rows come to, of sums of parts that are relative to powers of two."""
+    row, part = range_node(8, 0), range_node(parts, 1)
+    reads = [k.at(k.param(slot, 8, parts), row, part) for slot in (1, 2, 3)]
+    fold = Node(Ops.REDUCE, F32, (*reads, part), Reduce(stream(F32, 2, Ops.EXP2_NEAR)))
+    total, summed = (Node(Ops.PROJ, F32, (fold,), state) for state in (1, 2))
+    return k.kernel(k.out(k.param(0, 8), alu(Ops.DIV, summed, total), row))
+
+
+def parts_of(parts: int) -> dict[int, Any]:
+    rng = np.random.default_rng(parts)
+    tops = rng.integers(-9, 9, (8, parts)).astype(np.float32)
+    tops[rng.random((8, parts)) < 0.2] = -np.inf
+    tops[:, 0] = 1
+    sums = [rng.random((8, parts)).astype(np.float32) for _ in range(2)]
+    return {0: zeros(8), 1: tops, 2: sums[0], 3: sums[1]}
+
+
+@pytest.mark.parametrize(("parts", "split", "exps"), (
+    (32, "u=8, t=4", 7 + 3 + 1), (5, "u=1, t=5", 4 + 1), (96, "u=1, t=96", 95 + 1),
+    # In a turn after another one each element is added to what was there, by a statement a state.
+    (64, "u=8, t=4", 8 + 8 + 7 + 3),
+))  # fmt: skip
+def test_elements_of_one_turn_are_added_to_nothing_once(parts: int, split: str, exps: int) -> None:
+    loop, program = lowered(
+        states_of_parts(parts), f"Schedule(bind('i0', 'grid'), split('r1', outer='w', {split}, "
+        "masked=True), bind('u', 'unroll'), bind('t', 'thread'))",
+    )
+    # Two of each combination, of the states on both sides.
+    powers = [one for one in program.src if one.op is Ops.EXP2_NEAR]
+    assert len(powers) == 2 * exps and meetings_of(program) == 1
+    arrays = parts_of(parts)
+    arrays[3][0] = -0.0
+    tops, totals, sums = (arrays[slot].astype(np.float64) for slot in (1, 2, 3))
+    factors = np.exp2(tops - tops.max(-1, keepdims=True))
+    wanted = (sums * factors).sum(-1) / (totals * factors).sum(-1)
+    evaluated = {slot: array.copy() for slot, array in arrays.items()}
+    evaluate_loop(loop, evaluated)
+    for run in (run_threads, run_text):
+        found = run(loop, program, arrays)[0]
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        np.testing.assert_array_equal(found, evaluated[0])
+        # The sum of what is -0 alone is 0, as it is for a row of any length.
+        assert not np.signbit(found[0])
 
 
 def test_a_fold_of_what_its_first_state_was_written_over_is_another_one() -> None:
