@@ -20,7 +20,7 @@ from baregrad.ir.core.op import ELEMENTWISE, Op, Ops, mask_of
 from baregrad.render.gpu import WAIT, gpu_signature
 from baregrad.render.gpu_integers import narrow_integers
 from baregrad.render.group_registers import blocks_of_groups
-from baregrad.render.ptx.fetch_ahead import HINTS, fetch_ahead, read_once
+from baregrad.render.ptx.fetch_ahead import FOLDS, HINTS, fetch_ahead, read_once
 from baregrad.render.ptx.hopper import registers_at_launch
 from baregrad.render.ptx.machine import machine
 from baregrad.render.ptx.memory import MEMORY_RULES
@@ -128,7 +128,7 @@ def _launch_bounds(f: PtxText) -> list[str]:
     lines = [f".reqntid {f.signature.threads}, 1, 1"]
     if _shares_registers(f):
         lines.append(f".minnctapersm {BUSY_THREADS // f.signature.threads}")
-    elif blocks := _blocks_of_words(f):
+    elif blocks := _blocks_of_loads(f):
         lines.append(f".minnctapersm {blocks}")
     elif (blocks := _blocks(f)) > (not f.program.arg.copiers):
         # Registers change hands where it is said how many there are.
@@ -141,17 +141,28 @@ def _launch_bounds(f: PtxText) -> list[str]:
     return lines
 
 
+def _begins_with_powers(code: Sequence[Node]) -> bool:
+    """Whether threads take powers before they meet, in no loop."""
+    for node in code:
+        if node.op is Ops.EXP2_NEAR:
+            return all(one.op is not Ops.BEGIN for one in code)
+        if node.op is Ops.BEGIN or (node.op is Ops.MACHINE and node.arg.name in FOLDS):
+            return False
+    return False
+
+
 def _blocks(f: PtxText) -> int:
     return blocks_of_groups(f.program, f.signature, f.target)
 
 
-def _blocks_of_words(f: PtxText) -> int:
-    """How many blocks whose threads multiply words have registers for all that these load; or 0.
+def _blocks_of_loads(f: PtxText) -> int:
+    """How many blocks have registers for all that their threads load at once; or 0.
 
-    Untold, the assembler leaves room for more blocks, and has loads wait behind arithmetic.
+    Of words that are multiplied, and of what is combined by powers before threads meet. Untold, the
+    assembler leaves room for more blocks, and has loads wait behind arithmetic.
     """
     code = f.program.src
-    if not any(node.op is Ops.DOT4 for node in code):
+    if not any(node.op is Ops.DOT4 for node in code) and not _begins_with_powers(code):
         return 0
     loads = [node for node in code if node.op is Ops.VLOAD and node.src[0].op is Ops.PARAM]
     nbytes: int = sum([max(node.arg.width, 1) * node.dtype.itemsize for node in loads])

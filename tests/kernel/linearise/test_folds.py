@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from baregrad.ir.core.node import Node, alu, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.gpu_threads import evaluate_threads
 from baregrad.ir.evaluate.loop_level import evaluate_loop
-from baregrad.kernel import codegen_passes
+from baregrad.kernel import choose, codegen_passes
+from baregrad.render import get
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text, run_threads
 from tests.render.harness import (
@@ -229,6 +231,33 @@ def test_elements_of_one_turn_are_added_to_nothing_once(parts: int, split: str, 
         np.testing.assert_array_equal(found, evaluated[0])
         # The sum of what is -0 alone is 0, as it is for a row of any length.
         assert not np.signbit(found[0])
+
+
+@pytest.mark.parametrize(("split", "words"), (("u=32, t=1", 96), ("u=8, t=4", 24)))
+def test_loads_of_what_powers_combine_have_registers(split: str, words: int) -> None:
+    """Loads wait behind arithmetic where the assembler is not told that they may not."""
+    schedule = f"split('r1', outer='w', {split}, masked=True), bind('u', 'unroll')"
+    columns = "split('i0', outer='g', s=2), bind('g', 'grid'), bind('s', 'thread_y')"
+    _, program = lowered(
+        states_of_parts(32), f"Schedule({columns}, {schedule}, bind('t', 'thread'))"
+    )
+    (blocks,) = re.findall(r"\.minnctapersm (\d+)", get("ptx").render(program, HOPPER))
+    # Some registers beside those of the words, of threads that come by warps.
+    held = HOPPER.registers_per_unit // (int(blocks) * HOPPER.warp_lanes)
+    assert words + 16 <= held <= words + 48
+
+
+def test_softmax_leaves_registers_to_the_assembler() -> None:
+    """Its threads meet for the maximum before they take powers; those of a loop load anew."""
+    softmax, turns = k.softmax(8, 256), (
+        "Schedule(bind('i0', 'grid'), split('r1', outer='w', u=8, t=4, masked=True), "
+        "bind('u', 'unroll'), bind('t', 'thread'))"
+    )
+    for kernel, schedule in (
+        (softmax, str(choose(softmax, HOPPER).schedule)), (states_of_parts(256), turns),
+    ):  # fmt: skip
+        _, program = lowered(kernel, schedule)
+        assert "minnctapersm" not in get("ptx").render(program, HOPPER)
 
 
 def test_a_fold_of_what_its_first_state_was_written_over_is_another_one() -> None:
