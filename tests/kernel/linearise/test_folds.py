@@ -253,10 +253,10 @@ def test_softmax_leaves_registers_to_the_assembler() -> None:
         "Schedule(bind('i0', 'grid'), split('r1', outer='w', u=8, t=4, masked=True), "
         "bind('u', 'unroll'), bind('t', 'thread'))"
     )
-    for kernel, schedule in (
+    for node, schedule in (
         (softmax, str(choose(softmax, HOPPER).schedule)), (states_of_parts(256), turns),
     ):  # fmt: skip
-        _, program = lowered(kernel, schedule)
+        _, program = lowered(node, schedule)
         assert "minnctapersm" not in get("ptx").render(program, HOPPER)
 
 
