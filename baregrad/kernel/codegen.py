@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from baregrad.dtypes import as_dtype
+from baregrad.dtypes import as_dtype, dtypes
 from baregrad.ir.algebra.passes import Pass
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op
@@ -128,6 +128,10 @@ def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
 
 def _of_gpus(target: GpuTarget) -> tuple[Pass, ...]:
     """The passes after which a GPU's thread multiplies late, and moves neighbours at once."""
+    # Compute capability 8.0 rounds two floats at once, and copies beside its threads.
+    halves = dtypes.float16, dtypes.bfloat16
+    pairs = tuple([each for each in halves if each.name in target.converted_floats])
+    pairs = pairs if target.async_copies else ()
     return (
         Pass(
             "late-products",
@@ -142,7 +146,7 @@ def _of_gpus(target: GpuTarget) -> tuple[Pass, ...]:
             "lanes of a row exchange their columns of four tiles",
             "linear",
             "linear",
-            exchange_results,
+            lambda program: exchange_results(program, pairs),
             ("late-products",),
         ),
         Pass(

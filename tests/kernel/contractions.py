@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, alu, cast, range_node
 from baregrad.ir.core.op import Ops
@@ -14,10 +14,12 @@ Sizes = tuple[index.Dim, ...]
 
 def contraction(
     rows: Sizes, columns: Sizes, depth: Sizes, left: str, right: str, out: str, batch: Sizes = (),
+    written: DType = F32,
 ) -> Node:  # fmt: skip
     """A sum of products over axes that letters name: rows a b.., columns n o.., depth x y, batch s.
 
-    Each of `left`, `right` and `out` spells the axes of an array, outermost first.
+    Each of `left`, `right` and `out` spells the axes of an array, outermost first. written: what
+    the sums are rounded to.
     """
     letters = dict(zip("abc", rows, strict=False)) | dict(zip("nop", columns, strict=False))
     letters |= dict(zip("xyz", depth, strict=False)) | dict(zip("st", batch, strict=False))
@@ -29,7 +31,8 @@ def contraction(
         reads.append(cast(k.at(array, *[axes[letter] for letter in spelled]), F32))
     summed = [axis for letter, axis in axes.items() if letter in "xyz"]
     total = k.reduce(Ops.ADD, alu(Ops.MUL, *reads), *summed)
-    result = k.param(0, *[letters[letter] for letter in out])
+    result = k.param(0, *[letters[letter] for letter in out], dtype=written)
+    total = cast(total, written)
     return k.kernel(k.out(result, total, *[axes[letter] for letter in out]), name="contraction")
 
 
