@@ -172,21 +172,22 @@ class _Threads:
             self.places[bind] = place
             self.axis_at[place] = axis
             stride *= size
+        stores = [node for node in toposort(kernel) if node.op is Ops.STORE]
         for node in toposort(kernel):
             if node.op is Ops.MMA:
-                self._note_tile(node)
+                self._note_tile(node, stores)
         for node in toposort(kernel):
             if node.op is Ops.RANGE and node.arg.is_thread:
                 self.memo[node] = self.places.get(node.arg.bind, _ZERO)
             elif node.op in (Ops.LOAD, Ops.STORE):
                 self._note(node)
 
-    def _note_tile(self, node: Node) -> None:
+    def _note_tile(self, node: Node, stores: Sequence[Node]) -> None:
         """Say where a lane's registers of a warp's tile are in it."""
         total, (rows, columns) = node.src[0], node.src[4:6]
         wide = next((axis for axis in total.ranges if axis.arg.bind == "vector"), None)
         beside = 1 if wide is None else int(wide.src[0].arg)
-        self.exchanged = wide is not None and is_exchanged(node, wide)
+        self.exchanged = wide is not None and is_exchanged(node, wide, stores)
         warps = WARPS if node.arg.name == INSTRUCTION else 1
         thread = self.places["thread"]
         found = self.registers = registers_of(thread, beside, self.exchanged, warps)

@@ -6,6 +6,7 @@ l / 4 and l / 4 + 8 of columns 2 (l % 4) and the next. Source: PTX ISA, "mma.syn
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -119,13 +120,22 @@ def _major(load: Node, axes: dict[str, Node]) -> str:
     )
 
 
-def is_exchanged(mma: Node, wide: Node) -> bool:
-    """Whether tiles along a vector axis lie one after the other, each with its columns together."""
+def is_exchanged(mma: Node, wide: Node, stores: Iterable[Node]) -> bool:
+    """Whether tiles along a vector axis lie one after the other, each with its columns together.
+
+    So they lie in the second factor's rows, or, where those are not of columns, in what is stored:
+    tiles may be parted there, as by the end of an image.
+    """
     right, columns = mma.src[2], mma.src[5]
     for place in right.src[1:]:
         terms, _ = index.linear(place)
         if columns in terms and wide in terms:
             return bool(terms[wide] == N * terms[columns])
+    for store in stores:
+        if store.src[0].op is Ops.PARAM or store.src[0].arg.space == "shared":
+            found = [index.linear(place)[0] for place in store.src[2:]]
+            if any(terms.get(columns) == 1 and terms.get(wide) != 1 for terms in found):
+                return True
     return False
 
 

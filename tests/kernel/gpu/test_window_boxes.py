@@ -145,6 +145,14 @@ def test_convolutions(name: str) -> None:
     check(CONVS[name].forward())
 
 
+def test_places_that_lie_together_are_stored_at_once() -> None:
+    """They come in the order of the walk: lanes exchange theirs of four tiles."""
+    program = check(MORE["padded"].forward())
+    stores = [node for node in program.src
+              if node.op is Ops.VSTORE and node.src[0].op is Ops.PARAM]  # fmt: skip
+    assert stores and all(node.arg.width == 8 and node.arg.stride == 1 for node in stores)
+
+
 def test_a_gradient_by_the_filter() -> None:
     """The walk is summed along: what lies beyond the last image is zeros."""
     check(Conv(3, (9, 10), padding=1, stride=2).by_filter())
