@@ -53,7 +53,6 @@ from baregrad.kernel.planning.gpu.gemm_groups import (
     larger_first,
     pairs_that_pay,
     ranked_groups,
-    sharing,
 )
 from baregrad.kernel.planning.gpu.gemm_tiles import (
     MatrixTile,
@@ -90,9 +89,10 @@ FEW_GROUP = 4
 CHOSEN_GROUP = 8
 # Lanes that have a row's results.
 QUAD_LANES = 4
-# What boxes take of what they would if an engine walks along places that have results of their own:
-# on an H200 a convolution 3x3 of 64x256x56x56 took 509 us by walks and 397 by threads, one of 128
-# channels and stride 2 76 and 59. Places that are summed over cost no more than other boxes.
+# What boxes take of what they would if an engine walks along places, and lanes store less of those
+# at once than where threads copy: on an H200 a convolution 3x3 of 64x256x14x14 took 54 us by walks
+# and 50 by threads. Where lanes store as much, walks cost no more than other boxes: 64x256x56x56
+# took 357 us by them and 370 by threads, 64x512x7x7 68 and 83.
 WALKED = 1.3
 _AnyChoice = TileChoice | GroupChoice | UnpackedChoice
 # Axes and their extents.
@@ -133,7 +133,7 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         is_wide = min(m, n) >= wgmma.M and panel == wgmma.row_of(what.left)
         if is_wide and wgmma.has_groups(plan.target, what.left):
             engine = _of_engine(plan, factors, orders)
-            ranked += _groups(plan, factors, engine, products, words, what.left)
+            ranked += _groups(plan, factors, orders, engine, products, words, what.left)
             ranked.sort(key=lambda each: each.cycles)
             ranked = larger_first(ranked)
     product = _Tiled(
@@ -167,7 +167,7 @@ def _plan_along(plan: GpuPlan, factors: GemmFactors, dtype: DType) -> bool:
         return False
     products = _products(plan, factors)
     engine = _of_engine(plan, factors, orders)
-    ranked = _groups(plan, factors, engine, products, words, dtype)
+    ranked = _groups(plan, factors, orders, engine, products, words, dtype)
     if factors.scale is not None:
         if extent_of(orders.depth[-1]) != panel or orders.depth[-1] in factors.scale.ranges:
             plan.because("scales are not those of whole panels: no products by groups")
@@ -236,8 +236,6 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
     cluster = _cluster(plan, orders, choice, largest, dtype) if not chosen else (1, 1)
     _tiles(plan, orders, choice.tile, (panel, depth), beside, chosen, cluster)
     tile = choice.tile
-    if isinstance(choice, GroupChoice) and max(cluster) > 1:
-        choice = sharing(plan.target, choice, largest, dtype)
     if isinstance(choice, GroupChoice):
         _copies_of_groups(plan, factors, orders, beside)
         blocks = blocks_of(largest, choice.tile)
@@ -272,12 +270,12 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
 
 
 def _groups(
-    plan: GpuPlan, factors: GemmFactors, engine: Orders | None, products: Sequence[Product],
-    words: tuple[bool, bool], dtype: DType,
+    plan: GpuPlan, factors: GemmFactors, orders: Orders, engine: Orders | None,
+    products: Sequence[Product], words: tuple[bool, bool], dtype: DType,
 ) -> list[GroupChoice]:  # fmt: skip
     """Tiles for groups of warps, whose panels threads copy, or an engine where boxes suit.
 
-    engine: as of `_of_engine`.
+    orders: those in which threads copy. engine: as of `_of_engine`.
     """
     left, right = (
         any(read.guard is not None for read in factor.reads)
@@ -291,7 +289,7 @@ def _groups(
             most = {one.tile: max(each.slots for each in by_boxes if each.tile == one.tile)
                     for one in by_boxes}  # fmt: skip
             by_boxes = [one for one in by_boxes if one.slots == most[one.tile]]
-        if any(copy.walks and not copy.turned for copy in (engine.left, engine.right)):
+        if _stores_less(plan, engine, orders):
             by_boxes = [one._replace(cycles=WALKED * one.cycles) for one in by_boxes]
         # What the engine rounds on its way threads would hold, round and store instead.
         rounds = factors.left.is_rounded or factors.right.is_rounded
@@ -299,6 +297,12 @@ def _groups(
             return [*larger_first(by_boxes), *found]
         found = [*found, *by_boxes]
     return larger_first(sorted(found, key=lambda choice: choice.cycles))
+
+
+def _stores_less(plan: GpuPlan, engine: Orders, orders: Orders) -> bool:
+    """Whether an engine walks along columns, and lanes have fewer of these together so."""
+    tile = GroupTile(1, 1, 1, wgmma.PANEL)
+    return engine.right.walks and _beside(plan, engine, tile) < _beside(plan, orders, tile)
 
 
 def _of_engine(plan: GpuPlan, factors: GemmFactors, orders: Orders) -> Orders | None:
