@@ -128,7 +128,8 @@ def test_fewer_places_of_an_image_are_in_a_tile_than_filters() -> None:
     for asked, sizes in (((True, False), (128, 256)), ((False, True), (256, 128))):
         found = ranked_groups(HOPPER, product, WORDS, HALF, asked=asked)
         assert (found[0].tile.m, found[0].tile.n) == sizes
-    schedule = choose(packed_convolution(64, 256, 56, 256, 3), HOPPER).schedule
+    threads = replace(HOPPER, barrier_transfer_bytes=0)
+    schedule = choose(packed_convolution(64, 256, 56, 256, 3), threads).schedule
     (rows,) = [step for step in schedule.steps if isinstance(step, Split) and step.axis == "i1"]
     assert prod([size for _, size in rows.parts[1:]]) == 256
 
@@ -162,11 +163,14 @@ def test_an_engine_copies_columns_whatever_their_number(columns: int) -> None:
 
 
 def test_of_boxes_that_take_as_long_the_larger_tile_is_taken() -> None:
-    """128 x 192 has fewer results past an edge, and reads more of the second cache."""
+    """128 x 192 has fewer results past an edge, and reads more of the second cache.
+
+    Of as many slots as there is room for.
+    """
     ranked = ranked_groups(HOPPER, [Product(8192, 8192, 8192, 1)], WORDS, HALF, boxes=True)
-    assert ranked[0].tile.columns == 192 and ranked[0].slots == 4
+    assert ranked[0].tile.columns == 192 and ranked[0].slots == 5
     first, *rest = larger_first(ranked)
-    assert (first.tile.m, first.tile.n, first.slots) == (128, 256, 3)
+    assert (first.tile.m, first.tile.n, first.slots) == (128, 256, 4)
     assert sorted([*rest, first]) == sorted(ranked)
     threads = ranked_groups(HOPPER, [Product(8192, 8192, 8192, 1)], WORDS, HALF)
     assert larger_first(threads) == threads
@@ -203,10 +207,9 @@ def test_blocks_may_run_together_where_tiles_are_pairs(
 def test_large_results_of_short_sums_are_those_of_pairs(
     size: int, depth: int, paired: bool
 ) -> None:
-    """They share columns, by a ring that has a slot more. Results are of float32."""
+    """They share columns. Results are of float32."""
     schedule = choose(contraction((size,), (size,), (depth,), "ax", "xn", "an"), HOPPER).schedule
-    (ring,) = [step for step in schedule.steps if isinstance(step, Pipeline)]
-    assert ("bind('m_c', 'cluster')" in str(schedule), ring.depth) == (paired, 3 + paired)
+    assert ("bind('m_c', 'cluster')" in str(schedule)) == paired
 
 
 @pytest.mark.parametrize(("size", "paired"), [(8192, True), (2048, False)])
