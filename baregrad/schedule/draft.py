@@ -82,7 +82,8 @@ class Draft:
     dependents: bit set of the drafts that need this one's outputs, directly or not. after: drafts
     that must run before although nothing is read from them. sealed: nothing may be added. folds: by
     free ranges and extents, the loops of its reductions; folded: how many these are. scanned: the
-    one axis along which its running folds run. built: it was put together before.
+    one axis along which its running folds run. words: it multiplies words of bytes. built: it was
+    put together before.
     """
 
     number: int
@@ -105,6 +106,7 @@ class Draft:
     reductions: int = 0
     folded: int = 0
     scanned: Node | None = None
+    words: bool = False
     built: bool = False
 
     def axis(self, extent: Any) -> Node:

@@ -294,6 +294,7 @@ class Fusion:
             draft.loads += 1
         else:
             draft.pending += 1
+            draft.words = draft.words or node.op is Ops.DOT4
             readers = self.wanted.get(node)
             if readers is None:
                 self.wanted[node] = [found]

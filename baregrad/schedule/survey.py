@@ -42,6 +42,8 @@ GUARD_COST = 4.0  # a guarded read breaks a vector loop's contiguous loads
 MOST = 1e18
 # A REDUCE(add) of a product whose operands are each read at least this often is a contraction.
 CONTRACTION_REUSE = 4.0
+# The same of words on a GPU: blocks of their own multiply up to 8 rows by the same ones.
+WORDS_REUSE = 9.0
 # From here on a tile of a matrix unit is filled well enough.
 MATRIX_REUSE = 8.0
 # Times that a product may read rows whose places are read as well.
@@ -255,18 +257,20 @@ def _is_contraction(node: Node, survey: Survey) -> bool:
         return False
     body = _product(node)
     if body.op is not Ops.MUL or byte_products(body):
-        # A GPU's threads sum a lone row's products with words that nobody else reads.
+        # A GPU's threads sum few rows' products with words that no more read.
         products = byte_products(node.src[0])
         return bool(products) and not (survey.gpu and any(
-            not _is_reused(one.src[:2], one, survey) for one in products
+            not _is_reused(one.src[:2], one, survey, WORDS_REUSE) for one in products
         ))  # fmt: skip
     return _is_reused(body.src, body, survey)
 
 
-def _is_reused(factors: Iterable[Node], product: Node, survey: Survey) -> bool:
+def _is_reused(
+    factors: Iterable[Node], product: Node, survey: Survey, least: float = CONTRACTION_REUSE
+) -> bool:
     """Whether each element of some factors is in several products."""
     size = survey.size[product.shape]
-    return all(size >= CONTRACTION_REUSE * survey.size[_factor(one).shape] for one in factors)
+    return all(size >= least * survey.size[_factor(one).shape] for one in factors)
 
 
 def read_in_place(survey: Survey) -> frozenset[Node]:

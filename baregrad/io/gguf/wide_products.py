@@ -1,4 +1,4 @@
-"""Products of lone rows with packed weights on GPUs: whole numbers of 16 bits, by words of bytes.
+"""Products of few rows with packed weights on GPUs: whole numbers of 16 bits, by words of bytes.
 
 Sixteen numbers of a row become integers with one scale, a power of two: no division makes them, and
 what bfloat16 holds is as it was, if it is no less than a 64th of the largest of them. Others are

@@ -26,7 +26,7 @@ class LanguageModel:
 
     Activations are of `dtype`; norms, softmaxes and scores are computed in float32 in any case. On
     processors products with packed weights round them to bytes, as llama.cpp does, and on GPUs
-    those of one token with large matrices to integers of 16 bits, unless they are to be `exact`.
+    those of few tokens with large matrices to integers of 16 bits, unless they are to be `exact`.
     """
 
     def __init__(

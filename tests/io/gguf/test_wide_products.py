@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baregrad import Tensor, dtypes
+from baregrad import Tensor, bind, dtypes, variable
 from baregrad.io.gguf import PackedWeight, PlanarWeight, by_name
 from baregrad.io.gguf.wide_products import BY_INTEGERS, RUN, split_row, wide_linear
 from baregrad.testing.ptx_device import ptx_session
@@ -68,6 +68,48 @@ def test_exact_products_take_numbers_as_they_are(monkeypatch: pytest.MonkeyPatch
         assert (np.abs(one.linear(x, wide=True).numpy() - wanted) <= alike).all()
     found = planes.linear(x, exact=True, wide=True).numpy()
     assert (np.abs(found - wanted) <= alike).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), [("Q4_K", 2), ("Q4_K", 8), ("Q6_K", 3), ("Q5_K", 2), ("Q2_K", 2), ("Q4_1", 4)]
+)
+def test_few_rows_are_lone_rows_of_one_launch(
+    name: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, as the number of a step's sequences is symbolic."""
+    monkeypatch.setattr("baregrad.io.gguf.weight.LARGE_NBYTES", 0)
+    row = by_name(name)
+    packed = random_rows(row, 10, 512)
+    values = np.random.default_rng(rows).standard_normal((8, 512)).astype(np.float32)
+    with ptx_session() as session:
+        weight = PackedWeight(row, (10, 512), Tensor(packed)).in_planes()
+        x = Tensor(values).cast(dtypes.bfloat16).realize()
+        some = x[: bind(variable("rows", 1, 8), rows)]
+        weight.linear(some, wide=True).realize()
+        before = session.backend("NV").device.launches
+        found = weight.linear(some, wide=True).numpy()
+        launches = session.backend("NV").device.launches - before
+        lone = [weight.linear(x[at : at + 1].contiguous(), wide=True).numpy() for at in range(rows)]
+        read = x.cast(dtypes.float32).numpy()[:rows].astype(np.float64)
+        del weight, x, some
+    assert launches == 1
+    np.testing.assert_array_equal(found, np.concatenate(lone))
+    wanted = reference(row, packed).astype(np.float64)
+    assert (np.abs(found - read @ wanted.T) <= 2.0**-13 * (np.abs(read) @ np.abs(wanted).T)).all()
+
+
+def test_more_rows_are_multiplied_as_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baregrad.io.gguf.weight.LARGE_NBYTES", 0)
+    row = by_name("Q4_K")
+    packed = random_rows(row, 16, 512)
+    # Beside the largest of a run the others are less than half a step of it.
+    values = np.full((9, 512), 1e-3, np.float16)
+    values[:, ::RUN] = 300
+    weight = PackedWeight(row, (16, 512), Tensor(packed)).in_planes()
+    few, more = (weight.linear(Tensor(values[:count]), wide=True).numpy() for count in (8, 9))
+    assert (few[0] != more[0]).any()
+    exact = weight.linear(Tensor(values[:8]), exact=True, wide=True).numpy()
+    np.testing.assert_allclose(exact[0], more[0], rtol=1e-5)
 
 
 def test_integers_are_made_along_with_a_norm(monkeypatch: pytest.MonkeyPatch) -> None:

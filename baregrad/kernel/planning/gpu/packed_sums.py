@@ -14,7 +14,7 @@ from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, iterations
-from baregrad.kernel.language.schedule import Bind, Collapse, Split
+from baregrad.kernel.language.schedule import Bind, Collapse, Reorder, Split
 from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
 
@@ -38,10 +38,12 @@ MOST_ROWS, MANY_ROWS, BUSY_WARPS = 2, 4, 16
 # of a multiprocessor that all begin at once, which have their rows in turn.
 MOST_WORD_ROWS, MOST_WORD_THREADS, WORD_WARPS = 4, 1024, 32
 MOST_TURNS = 64
+# Rows of the other factor that blocks of their own multiply by the same words.
+MOST_SHARED = 8
 
 
 def plan_packed(plan: GpuPlan) -> bool:
-    """Share out sums over packed numbers; False where none are, or several rows share them."""
+    """Share out sums over packed numbers; False where none are, or many rows share them."""
     facts = plan.facts
     reductions = facts.reductions
     own = frozenset(reductions[0].own)
@@ -62,13 +64,15 @@ def plan_packed(plan: GpuPlan) -> bool:
     beside = _beside(plan, words)
     if not (held or beside > 1) or not moving or iterations(held) > MOST_HELD:
         return False
-    if not all(axis in main.axes for axis in rows):
+    shared = [axis for axis in rows if axis not in main.axes]
+    rows = [axis for axis in rows if axis in main.axes]
+    if shared and not (_has_words(plan) and len(rows) == 1 and iterations(shared) <= MOST_SHARED):
         return False
     numbers = iterations(held) * beside
     plan.because("{} numbers in words: a thread has all of each", numbers)
     each = max(beside // WORD, 1)
     together = _words_together(words, moving[-1], each, NEIGHBOURS // numbers)
-    _plan(plan, rows, moving, held, numbers, together, beside > 1)
+    _plan(plan, rows, moving, held, numbers, together, beside > 1, shared)
     return True
 
 
@@ -114,11 +118,12 @@ def _strides(access: ArrayAccess) -> frozenset[tuple[Node, int]]:
 
 def _plan(
     plan: GpuPlan, rows: Sequence[Node], moving: Sequence[Node], held: Sequence[Node], numbers: int,
-    together: int, is_whole: bool,
+    together: int, is_whole: bool, shared: Sequence[Node],
 ) -> None:
     """Threads along words, and along rows where a row has few.
 
-    numbers: of one step's words. together: words of a thread that are neighbours.
+    numbers: of one step's words. together: words of a thread that are neighbours. shared: axes of
+    the other factor's rows.
     """
     # Where a step has all of a word, that is what lies side by side.
     inner = None if is_whole else _innermost(plan, held)
@@ -129,7 +134,7 @@ def _plan(
     has_words = _has_words(plan)
     turns = 1
     if has_words:
-        first, each, turns = _shares_of_words(plan, iterations(rows), count)
+        first, each, turns = _shares_of_words(plan, iterations(rows) * iterations(shared), count)
     else:
         most = next_power_of_two(max(count * numbers // THREAD_NUMBERS, 1))
         first = min(max(most, min(next_power_of_two(count), plan.warp)), MOST_WARPS * plan.warp)
@@ -150,6 +155,7 @@ def _plan(
     else:
         units = [("thread_y", threads // plan.warp), ("thread", plan.warp)]
         plan.spread_rows(rows, 1, each, turns)
+    _share_words(plan, shared)
     most = 1 if has_words else max(min(count // threads, TOGETHER // numbers) // together, 1)
     while -(-count // (threads * together)) % most:
         most -= 1
@@ -166,6 +172,15 @@ def _plan(
     for (part, size), (unit, _) in zip(parts, units, strict=True):
         if size > 1:
             plan.steps.append(Bind(part, unit))
+
+
+def _share_words(plan: GpuPlan, shared: Sequence[Node]) -> None:
+    """Blocks for each row of the other factor, next to each other: words come from memory once."""
+    if shared:
+        binds = [step for step in plan.steps if isinstance(step, Bind)]
+        outer = [step.axis for step in binds if step.unit == "grid"]
+        plan.grid(shared)
+        plan.steps.append(Reorder((*outer, *[plan.name(axis) for axis in shared])))
 
 
 def _shares_of_words(plan: GpuPlan, rows: int, count: int) -> tuple[int, int, int]:

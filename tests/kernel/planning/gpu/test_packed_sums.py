@@ -12,9 +12,10 @@ from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise
 from baregrad.io.gguf import PackedWeight, by_name, weight
-from baregrad.ir.core.node import Node
+from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel import choose_schedule, grid_size
 from baregrad.kernel.facts.analysis import facts_of
+from baregrad.kernel.gpu.threads import grid_axes
 from baregrad.kernel.loops.sharing import prepare
 from baregrad.kernel.planning.common.decisions import Decisions
 from baregrad.kernel.planning.common.tiling import Reason
@@ -62,6 +63,22 @@ def test_rows_of_a_thread_share_the_other_factor(name: str, out: int) -> None:
         # Four neighbouring words, and the numbers that they are multiplied with.
         loads.append(len(re.findall(r"ld\.global\S*\.v4\.", text)))
     assert 0 < loads[0] < loads[1] < 2 * loads[0]
+
+
+@pytest.mark.parametrize(("rows", "out", "turns"), [(2, 9, 1), (3, 48, 4), (8, 5, 1)])
+def test_neighbouring_blocks_multiply_other_rows_by_the_same_words(
+    rows: int, out: int, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight, "LARGE_NBYTES", 1)
+    kernel = packed_product("Q4_K", rows, out, 1024, dtypes.bfloat16)
+    assert "32 numbers in words" in reasons(kernel)
+    schedule = choose(kernel, HOPPER, Decisions({"rows in turn": str(turns)})).schedule
+    check_gpu(kernel, schedule)
+    loop, _ = lowered(kernel, schedule)
+    *_, inner = grid_axes(loop)
+    assert extent_of(inner) == rows
+    blocks = grid_size(loop)
+    assert isinstance(blocks, int) and blocks % rows == 0
 
 
 @pytest.mark.parametrize(
