@@ -212,6 +212,15 @@ def test_large_results_of_short_sums_are_those_of_pairs(
     assert ("bind('m_c', 'cluster')" in str(schedule)) == paired
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_slots_that_more_groups_read_are_one_more(groups: int) -> None:
+    """They are done with a slot at different times."""
+    size = [Product(4096, 4096, 4096, 1)]
+    tile = GroupTile(2, 1, groups, 256 // groups)
+    found = ranked_groups(HOPPER, size, WORDS, HALF, boxes=True)
+    assert next(one.slots for one in found if one.tile == tile) == 2 + groups
+
+
 @pytest.mark.parametrize(("size", "paired"), [(8192, True), (2048, False)])
 def test_large_products_of_8_bit_floats_are_those_of_pairs(size: int, paired: bool) -> None:
     """They share rows, of which a block's tile has twice as many as columns."""
