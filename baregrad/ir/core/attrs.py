@@ -228,7 +228,8 @@ class KernelInfo(NamedTuple):
     `block` has the threads of a block along each of its dimensions, once the code is that of one
     thread. `grid` are the blocks, of a kernel with a loop over them as many as there are at most.
     `grain` iterations of the pool's loop, which divide it, are one chunk. `copiers` are warps
-    behind those of `block` that make a block's copies. `resident` blocks at least a multiprocessor
+    behind those of `block` that make a block's copies. `teams` of threads, one behind the other in
+    `block`, take a block's iterations in turns. `resident` blocks at least a multiprocessor
     is to hold at once, which limits the registers of a thread; 0 where nobody said how many.
     `beside`: it may run beside another launch.
     """
@@ -242,6 +243,7 @@ class KernelInfo(NamedTuple):
     block: tuple[int, ...] = ()
     grain: int = 1
     copiers: int = 0
+    teams: int = 1
     resident: int = 0
     beside: bool = False
 

@@ -1,6 +1,6 @@
 """Roles of warps in the code of one thread, and boxes that an engine copies for one of them.
 
-A block's threads are two sets, each in step: those that compute, and behind them those that copy. A
+A block's threads are sets, each in step: teams that compute, and behind them those that copy. A
 barrier of phases is an element of an array. The MACHINE instructions, immediates in brackets:
 
     warps (first, count)                 whether a thread is one of so many warps
@@ -38,7 +38,7 @@ def role_threads(program: Node) -> list[Array]:
     """The numbers of a block's threads, by those that are in step."""
     info = program.arg
     count = prod(info.block or (1,))
-    found = [np.arange(count)]
+    found = np.split(np.arange(count), info.teams)
     if info.copiers:
         found.append(np.arange(count, count + WARP * info.copiers))
     return found

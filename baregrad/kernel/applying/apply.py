@@ -160,7 +160,7 @@ class Rewriter:
                 statements.append(instruction(Ops.OUT, dtypes.token, src, out.arg))
         info = kernel.arg._replace(grain=self.axes.grain, cluster=self.table.cluster)
         if self.table.blocks:
-            info = info._replace(grid=(self.table.blocks,))
+            info = info._replace(grid=(self.table.blocks,), teams=self.table.teams)
         return instruction(Ops.KERNEL, dtypes.token, tuple(statements), info)
 
     def target(self, out: Node, scope: Scope) -> Node:

@@ -36,6 +36,7 @@ from baregrad.kernel.facts.axis_table import (
 from baregrad.kernel.gpu.clusters import MOST_CLUSTER
 from baregrad.kernel.gpu.pipelines import check_pipeline
 from baregrad.kernel.gpu.shared_layouts import check_layout
+from baregrad.kernel.gpu.teams import MOST_TEAMS
 from baregrad.kernel.instructions.instruction import check_step
 from baregrad.kernel.instructions.rows import ROWS
 from baregrad.kernel.language.schedule import (
@@ -455,7 +456,11 @@ def _tensorize(table: AxisTable, step: Tensorize) -> None:
 def _persist(table: AxisTable, step: Persist) -> None:
     if table.gpu is None or table.blocks:
         raise illegal(step, "blocks are those of a GPU", wanted="a GPU, and one such step")
-    table.blocks = step.blocks
+    if step.teams > MOST_TEAMS:
+        raise illegal(
+            step, "the matrix unit has work for no more teams", wanted=f"at most {MOST_TEAMS}"
+        )
+    table.blocks, table.teams = step.blocks, step.teams
 
 
 def _stage_output(table: AxisTable, step: StageOutput) -> None:

@@ -78,7 +78,8 @@ class AxisTable:
     groups: the original axes of a collapsed one, innermost first. staged: what copies lie over.
     streamed, ahead: the arrays that pass the caches by, and how others are asked for before their
     time. tensorized: what instructions do. matrix: the threads whose matrix unit does some axes,
-    if any. blocks: those of the grid, at most, 0 for no limit. cluster: those that run together, 1
+    if any. blocks: those of the grid, at most, 0 for no limit. teams: sets of threads of each that
+    take its iterations in turns. cluster: those that run together, 1
     for each by itself. staged_outputs: those that go
     through shared memory. tiled: the step that a core's does.
     several, masked: whether some axis has a tail, or a partial tile. instructions: those of the
@@ -103,6 +104,7 @@ class AxisTable:
     tensorized: set[str] = field(default_factory=set)
     matrix: int = 0
     blocks: int = 0
+    teams: int = 1
     cluster: int = 1
     staged_outputs: set[int] = field(default_factory=set)
     tiled: Tensorize | None = None

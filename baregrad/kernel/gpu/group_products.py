@@ -20,7 +20,7 @@ from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import Done, Fence
 from baregrad.kernel.gpu.barriers import BARRIER, sequence
 from baregrad.kernel.gpu.parted_sums import DONE, FIRST_ID, last_parts, parts_of, read_by_rows
-from baregrad.kernel.gpu.threads import TURNS_ID
+from baregrad.kernel.gpu.teams import TURNS_ID
 from baregrad.kernel.instructions.wgmma import INSTRUCTION, adds_apart
 
 # Beyond the ids of all other arrays: scales of panels' sums, and those of the next panel's; and as

@@ -50,6 +50,11 @@ def pipeline_lines(kernel: Node, target: GpuTarget) -> list[str]:
             f"blocks: {grid_size(kernel)}, each does its tiles one after the other, and copies "
             "what the next needs first before it stores"
         )
+        if kernel.arg.teams > 1:
+            lines.append(
+                f"teams: {kernel.arg.teams} of a block's threads, each with a tile of its own; one "
+                "stores while another multiplies"
+            )
         # Blocks of a cluster, along the last axis, have as many tiles each.
         axes = grid_axes(kernel)[: -1 if kernel.arg.cluster > 1 else None]
         if len(told_apart(axes, sequence(tile_of(kernel)))) > 1:

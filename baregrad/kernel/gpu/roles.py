@@ -46,6 +46,7 @@ from baregrad.ir.protocol.attributes import Barrier, Pipe, Role, is_box
 from baregrad.kernel.gpu.barriers import BARRIER, sequence
 from baregrad.kernel.gpu.boxes import ENGINE
 from baregrad.kernel.gpu.clusters import MEETING, differs, nbytes_of, slice_of
+from baregrad.kernel.gpu.teams import block_of_teams, in_teams
 from baregrad.target.gpu import COPIER_REGISTERS
 
 # Warps that copy, of which one does: registers change hands among four; and lanes of a warp.
@@ -105,14 +106,18 @@ def with_roles(kernel: Node) -> Node:
     kernel, loop = _ended(kernel, loops[0])
     ring = _ring(loop, extent_of(loops[0].src[0]), warps, kernel.arg.cluster)
     copies = sequence(_copying(kernel.src, ring, None))
-    others = sequence(_computing(kernel.src, ring, None))
+    computed = _computing(kernel.src, ring, None)
+    info = kernel.arg._replace(copiers=COPIERS)
+    if info.teams > 1:
+        computed = in_teams(computed, info, ring.pipe, warps)
+        info, warps = info._replace(block=block_of_teams(info)), info.teams * warps
     roles: tuple[Node, ...] = (
         Node(Ops.ROLE, dtypes.token, (copies,), _role("copies", COPIERS, warps)),
-        Node(Ops.ROLE, dtypes.token, (others,), _role("products", warps)),
+        Node(Ops.ROLE, dtypes.token, (sequence(computed),), _role("products", warps)),
     )
     if ring.pipe.arg.scope == "cluster":
         roles += (MEETING,)
-    return Node(Ops.KERNEL, kernel.dtype, roles, kernel.arg._replace(copiers=COPIERS))
+    return Node(Ops.KERNEL, kernel.dtype, roles, info)
 
 
 def _role(name: str, warps: int, first: int = 0) -> Role:

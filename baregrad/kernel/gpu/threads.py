@@ -43,6 +43,7 @@ from baregrad.kernel.gpu.boxes import as_box
 from baregrad.kernel.gpu.clusters import block_of
 from baregrad.kernel.gpu.roles import count_slots
 from baregrad.kernel.gpu.shared_layouts import with_addresses
+from baregrad.kernel.gpu.teams import TURNS_ID
 from baregrad.kernel.instructions.mma_sync import (
     DEEP,
     HALVES,
@@ -59,8 +60,6 @@ from baregrad.kernel.instructions.wgmma import INSTRUCTION, WARPS, lanes_of_tile
 
 # Blocks of a launch, at most: the limit of a grid's first dimension.
 MOST_BLOCKS = (1 << 31) - 1
-# Beyond the ids of all other axes: a block's iterations.
-TURNS_ID = 1 << 26
 _PRIVATE = ("register", "scratch")
 # Rows of a thread of which each is asked whether something is to be done for any.
 MOST_ROWS = 4

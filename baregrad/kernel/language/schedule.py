@@ -244,10 +244,12 @@ class Persist:
     """The grid has `blocks` blocks at most: each does its own iterations, every so many of them.
 
     What a pipeline copies ahead of its loop it then copies for the iteration that is next, before
-    the results of this one are stored.
+    the results of this one are stored. Of several `teams` of threads in a block each does every so
+    many of its iterations: one stores results while another one multiplies.
     """
 
     blocks: int
+    teams: int = 1
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -255,7 +257,7 @@ class Persist:
         return ()
 
     def __str__(self) -> str:
-        return _spelled("persist", (self.blocks,))
+        return _spelled("persist", (self.blocks,), _changed(self, "teams"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,9 +444,12 @@ def pipeline(axis: str, depth: int = 2, engine: str = "lanes") -> Pipeline:
     return _checked(Pipeline(axis, depth, engine))
 
 
-def persist(blocks: int) -> Persist:
-    """The grid has so many blocks at most, each of which does several iterations."""
-    return _checked(Persist(blocks))
+def persist(blocks: int, teams: int = 1) -> Persist:
+    """The grid has so many blocks at most, each of which does several iterations.
+
+    teams: sets of threads in a block, which take its iterations in turns.
+    """
+    return _checked(Persist(blocks, teams))
 
 
 def stage_output(param: int) -> StageOutput:
@@ -563,7 +568,8 @@ def _are_parts(parts: tuple[tuple[str, int], ...]) -> bool:
 _FIELDS: MappingProxyType[str, Callable[[Any], bool]] = MappingProxyType({
     **dict.fromkeys(("axis", "name", "unit", "tail", "engine"), _is_text),
     **dict.fromkeys(
-        ("grain", "depth", "nbytes", "warps", "tiles", "keys", "blocks", "beside"), _is_count
+        ("grain", "depth", "nbytes", "warps", "tiles", "keys", "blocks", "teams", "beside"),
+        _is_count,
     ),
     **dict.fromkeys(("param", "lanes", "ahead", "resident"), lambda number: _is_count(number, 0)),
     "axes": lambda values: all(map(_is_text, values)),

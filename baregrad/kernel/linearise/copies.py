@@ -10,7 +10,7 @@ from baregrad.ir.core.attrs import Machine
 from baregrad.ir.core.node import Node, const, make_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.linearise.access import access_of
-from baregrad.kernel.linearise.phases import copy_box
+from baregrad.kernel.linearise.phases import commit_filled, copy_box
 from baregrad.kernel.linearise.scopes import END
 from baregrad.kernel.linearise.values import Values
 
@@ -101,7 +101,10 @@ def _store_runs(values: Values, node: Node) -> None:
 
 
 def commit(values: Values, node: Node) -> None:
-    """A COMMIT of the copies so far."""
+    """A COMMIT of the copies so far, or of a slot of a pipe."""
+    if node.src and node.src[0].op is Ops.PIPE:
+        commit_filled(values, node)
+        return
     if node.src:
         raise CompilerBug("not a statement of an ordinary kernel", found=node)
     values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (), Machine("cp.async.commit")))

@@ -37,7 +37,8 @@ class Emitter:
 
     memory: what the kernel does to buffers. block: of a GPU's kernel the threads of a block, whose
     integers of 32 bits are cheaper than those of 64. tile: the points of the statement that is done
-    for all of them at once. layouts: of the registers that are tiles. spare: returns a number that
+    for all of them at once. layouts: of the registers that are tiles. pipes: whose phases a block
+    counts. spare: returns a number that
     it has not returned before.
     """
 
@@ -48,6 +49,7 @@ class Emitter:
         self.scopes = Scopes()
         self.tile: StatementTile | None = None
         self.layouts: dict[Node, Layout] = {}
+        self.pipes: tuple[Node, ...] = ()
         self.registers: dict[Any, Node] = {}
         self.spare = itertools.count(1).__next__
 

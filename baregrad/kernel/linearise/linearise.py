@@ -58,6 +58,8 @@ def linearise(kernel: Node) -> Node:
     """
     block: tuple[int, ...] = kernel.arg.block
     values = Values(MemoryUse(kernel, bool(block)), block)
+    if kernel.mask & Ops.PIPE.bit:
+        values.pipes = tuple([node for node in toposort(kernel) if node.op is Ops.PIPE])
     tiles = {} if block else find_tiles(values, kernel)
     # The statements around the one being written, and what to do where each of them ends.
     path: list[tuple[Iterator[Node], Leave | None]] = []

@@ -15,7 +15,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Machine
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.node import Node, const, make_node, toposort
+from baregrad.ir.core.node import Node, const, make_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.linearise.folds import BARRIER
 from baregrad.kernel.linearise.values import Values
@@ -39,7 +39,7 @@ def begin_role(values: Values, node: Node) -> tuple[tuple[Node, ...], Callable[[
     """
     role = node.arg
     if role.elect:
-        _begin_phases(values, node)
+        _begin_phases(values)
     scopes = values.scopes
     scopes.end_statement()
     opened = _open(values, Machine("warps", (role.first, role.warps)))
@@ -64,22 +64,23 @@ def _open(values: Values, *conditions: Machine) -> int:
     return len(conditions)
 
 
-def _begin_phases(values: Values, node: Node) -> None:
+def _begin_phases(values: Values) -> None:
     """The first thread makes the barriers of all slots, and all wait until they are there."""
     scopes = values.scopes
     scopes.end_statement()
     _open(values, Machine("warps", (0, 1)), Machine("elect"))
-    for pipe in toposort(node):
-        if pipe.op is Ops.PIPE:
-            counts = pipe.arg.full_arrivals, pipe.arg.empty_arrivals
-            for slot in range(pipe.arg.depth):
-                for which, count in zip((FULL, EMPTY), counts, strict=True):
-                    place = const(EACH * slot + which, dtypes.int32)
+    for pipe in values.pipes:
+        counts = pipe.arg.full_arrivals, pipe.arg.empty_arrivals
+        for slot in range(pipe.arg.depth):
+            for which, count in zip((FULL, EMPTY), counts, strict=True):
+                place = const(EACH * slot + which, dtypes.int32)
+                # Who waits for what nobody takes away waits for one kind of phases.
+                if count:
                     scopes.append(_machine("mbarrier.init", pipe.src[0], place, imm=(count,)))
     scopes.append(_machine("mbarrier.fence_init"))
     scopes.close()
     scopes.close()
-    wide = any(pipe.op is Ops.PIPE and pipe.arg.scope == "cluster" for pipe in toposort(node))
+    wide = any(pipe.arg.scope == "cluster" for pipe in values.pipes)
     scopes.append(_machine("barrier.cluster") if wide else BARRIER)
 
 
@@ -131,7 +132,16 @@ def wait(values: Values, node: Node) -> None:
 
 def release(values: Values, node: Node) -> None:
     """A RELEASE: each warp says once that it is done with a slot, to all who copy there."""
-    place = _place(values, node, EMPTY)
+    _say(values, node, EMPTY)
+
+
+def commit_filled(values: Values, node: Node) -> None:
+    """A COMMIT of a pipe that no bytes fill: each warp says once that its slot is full."""
+    _say(values, node, FULL)
+
+
+def _say(values: Values, node: Node, which: int) -> None:
+    place = _place(values, node, which)
     scopes = values.scopes
     scopes.end_statement()
     elected = make_node(Ops.MACHINE, dtypes.bool, (), Machine("elect"))

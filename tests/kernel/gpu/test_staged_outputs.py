@@ -121,7 +121,7 @@ def test_lanes_of_neighbouring_rows_write_to_all_banks() -> None:
 @needs_ptxas
 @pytest.mark.parametrize("arrays", [("ax", "nx"), ("ax", "xn"), ("xa", "nx")], ids=str)
 def test_large_products_store_beside_their_next_tile(arrays: tuple[str, str]) -> None:
-    kernel = contraction((4096,), (4096,), (1024,), *arrays, "an")
+    kernel = contraction((4096,), (4096,), (4096,), *arrays, "an")
     (out,) = kernel.src
     array, total, *places = out.src
     half = (array.replace(dtype=dtypes.float16), cast(total, dtypes.float16), *places)
