@@ -47,7 +47,8 @@ BOX_LATENCY = 1700
 # Cycles from the last product of a block's tile to the first one of the next.
 BETWEEN = 1000
 # Groups that are done with a box's slot at about the same time. On an H200 4,096 cubed with a bias
-# and a gelu took four groups 201 us by three slots and 181 by four, two 184 and 181.
+# and a gelu took four groups 201 us by three slots and 181 by four, two 184 and 181; teams, of
+# which one begins while the other ends, 198 us by four slots of 128 x 128 and 186 by five.
 IN_STEP = 2
 # Beside threads that copy, those that only multiply take so many cycles less from a tile to the
 # next one. On an H200 sums of 1,024, 4,096 and 8,192 were made at 1.04, 1.03 and 1.08 of the rate,
@@ -115,7 +116,8 @@ class GroupTile(NamedTuple):
 class GroupChoice(NamedTuple):
     """A tile, panels that are under way or read at once, and blocks of a multiprocessor.
 
-    boxes: whether an engine copies the panels, for a warp of its own.
+    boxes: whether an engine copies the panels, for a warp of its own. teams: sets of a block's
+    threads, each of which has a tile.
     """
 
     tile: GroupTile
@@ -123,10 +125,12 @@ class GroupChoice(NamedTuple):
     cycles: float
     resident: int
     boxes: bool = False
+    teams: int = 1
 
     def __str__(self) -> str:
-        tile = self.tile
-        return f"{tile.m}x{tile.n} for {tile.groups_m}x{tile.groups_n} groups, {self.slots} panels"
+        tile, teams = self.tile, f" of {self.teams} teams" if self.teams > 1 else ""
+        groups = f"{tile.groups_m}x{tile.groups_n} groups{teams}"
+        return f"{tile.m}x{tile.n} for {groups}, {self.slots} panels"
 
 
 TILES = tuple([
@@ -135,15 +139,20 @@ TILES = tuple([
         (1, 1, 2, 128), (2, 1, 1, 64), (1, 1, 1, 256), (1, 1, 1, 128), (1, 1, 1, 64), (1, 1, 2, 64),
     )
 ])  # fmt: skip
+# Those of a team.
+TEAM_TILES = tuple([
+    GroupTile(*sizes) for sizes in ((1, 2, 1, 128), (2, 1, 1, 128), (1, 1, 1, 256))
+])  # fmt: skip
 
 
 def ranked_groups(
     target: GpuTarget, sizes: Sequence[Product], words: tuple[bool, bool], dtype: DType,
-    boxes: bool = False, asked: tuple[bool, bool] = (False, False),
+    boxes: bool = False, asked: tuple[bool, bool] = (False, False), teams: int = 1,
 ) -> list[GroupChoice]:  # fmt: skip
     """Tiles and panels that a multiprocessor holds, that of the least time first.
 
     sizes, words: as of `ranked_tiles`. dtype: that of the factors. boxes: as of `GroupChoice`.
+    teams: of several each has a tile, and none multiplies before another is done with that.
     asked: which factors' chunks have conditions: of tiles that take as long those with fewer of
     them come first. A convolution 3x3 of 64x256x56x56 took 325 us on an H200 by 128 places of the
     image and 256 filters, 333 by 256 and 128, on an H100 326 and 340.
@@ -156,14 +165,14 @@ def ranked_groups(
         words = True, True
     most = min(MOST_SLOTS if any(words) else 2, panels)
     found = []
-    for tile in TILES:
+    for tile in TILES if teams == 1 else TEAM_TILES:
         for slots in range(1 if most == 1 else 2, most + 1):
-            how = _Copied(slots, words, dtype, boxes)
+            how = _Copied(slots, words, dtype, boxes, teams)
             times = [_cycles(target, size, tile, how) for size in sizes]
             time = expected(sizes, times)
             if time is not None:
                 resident = _resident(target, tile, how)
-                found.append(GroupChoice(tile, slots, time, resident, boxes))
+                found.append(GroupChoice(tile, slots, time, resident, boxes, teams))
     return sorted(found, key=lambda one: (
         *_order(one), one.tile.m * asked[0] + one.tile.n * asked[1],
     ))  # fmt: skip
@@ -208,12 +217,16 @@ def larger_first(ranked: list[Any]) -> list[Any]:
 
 
 class _Copied(NamedTuple):
-    """How panels come: how many at once, which factors by words, of a dtype, or all as boxes."""
+    """How panels come: how many at once, which factors by words, of a dtype, or all as boxes.
+
+    teams: of threads that read them in turns.
+    """
 
     slots: int
     words: tuple[bool, bool]
     dtype: DType
     boxes: bool
+    teams: int = 1
 
 
 def _resident(target: GpuTarget, tile: GroupTile, how: _Copied) -> int:
@@ -222,11 +235,14 @@ def _resident(target: GpuTarget, tile: GroupTile, how: _Copied) -> int:
     waiting = held(tile, row_of(dtype), how.words) if how.slots > 1 else 0
     if waiting > MOST_HELD:
         return 0
-    nbytes = how.slots * ROW_NBYTES * (tile.m + tile.n) + how.boxes * PHASES_NBYTES
+    phases = (how.boxes + (how.teams > 1)) * PHASES_NBYTES
+    nbytes = how.slots * ROW_NBYTES * (tile.m + tile.n) + phases
     # Sums of a panel's own are those of 64 rows at a time.
     results = tile.results + (tile.columns // 2 if adds_apart(dtype) else 0)
     copiers = COPIERS * how.boxes
-    return target.blocks_of_groups(tile.warps + copiers, copiers, results + waiting, nbytes)
+    warps = how.teams * tile.warps + copiers
+    found = target.blocks_of_groups(warps, copiers, results + waiting, nbytes)
+    return min(found, 1) if how.teams > 1 else found
 
 
 def _cycles_of_panel(tile: GroupTile) -> int:
@@ -239,16 +255,18 @@ def _cycles_of_panel(tile: GroupTile) -> int:
 
 def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> float | None:
     """What a product takes with a tile; None where a multiprocessor does not hold the tile."""
-    slots, _, dtype, boxes = how
+    slots, _, dtype, boxes, teams = how
     resident = _resident(target, tile, how)
     if not resident:
         return None
     each = -(-blocks_of(size, tile) // target.units)
     here = min(resident, each)
     panels = -(-size.k // row_of(dtype))
+    if teams > each:
+        return None
     groups = tile.groups_m * tile.groups_n
     # One slot is read; of several a second one may still be.
-    late = groups > IN_STEP if boxes else slots > FEW_SLOTS
+    late = groups > IN_STEP or teams > 1 if boxes else slots > FEW_SLOTS
     lead = max(slots - 1 - late, 0.5)
     multiplied = _cycles_of_panel(tile)
     if adds_apart(dtype) and groups * here == 1:
@@ -263,16 +281,20 @@ def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> 
         # Nothing is multiplied while threads wait, nor brought while it is.
         busy = panels * sum(work)
     gain = BOX_GAIN * boxes
+    if teams > 1:
+        # While one stores another one multiplies; but for the last.
+        after = BETWEEN + _cycles_beside(target, size, tile)
+        return BEGIN + each * max(busy, (busy + after) / teams) + after
     if here == 1 and each > 1 and resident == 1:
-        return each * (busy - gain) + _cycles_between(target, size, tile, each)
+        return each * (busy - gain + BETWEEN + _cycles_beside(target, size, tile))
     ends = (BEGIN - gain + cycles_after(target, size, tile)) * (0.5 if here > 1 else 1.0)
     return each * (busy + ends)
 
 
-def _cycles_between(target: GpuTarget, size: Product, tile: GroupTile, each: int) -> float:
-    """What a block that persists takes beside its tiles' products.
+def _cycles_beside(target: GpuTarget, size: Product, tile: GroupTile) -> float:
+    """What a tile's results take behind its products, in a block that persists.
 
     The next tile's first panels come meanwhile, and memory takes results while they are computed.
     """
     operations = OPERATIONS * operation_cycles(size, tile) * (1 + FEW_WARPS / tile.warps)
-    return each * (BETWEEN + max(operations, store_cycles(target, size, tile)))
+    return max(operations, store_cycles(target, size, tile))

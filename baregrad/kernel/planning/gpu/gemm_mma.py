@@ -22,6 +22,7 @@ from baregrad.kernel.applying.apply import apply_chunked
 from baregrad.kernel.facts.analysis import itemsize, iterations
 from baregrad.kernel.gpu.boxes import ENGINE, is_of_boxes
 from baregrad.kernel.gpu.shared_copies import VECTOR_BYTES
+from baregrad.kernel.gpu.teams import MOST_TEAMS
 from baregrad.kernel.instructions import wgmma
 from baregrad.kernel.instructions.instruction import product_of
 from baregrad.kernel.instructions.mma_sync import INSTRUCTION, PRODUCTS, M, N
@@ -241,7 +242,8 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
         blocks = blocks_of(largest, choice.tile)
         if choice.resident == 1 and blocks > plan.target.units:
             # One block of a multiprocessor after the other would each begin with nothing copied.
-            plan.steps.append(Persist(plan.target.units // max(cluster) * max(cluster)))
+            together = plan.target.units // max(cluster) * max(cluster)
+            plan.steps.append(Persist(together, choice.teams))
     else:
         assert isinstance(tile, WarpTile)
         _copies(plan, factors, orders, tile, panel, beside)
@@ -256,6 +258,11 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
         tile.m, tile.n, tile.warps, "warps" if isinstance(tile, WarpTile) else "warps in groups",
         choice.slots, panel, orders.left.lanes, orders.right.lanes,
     )
+    if isinstance(choice, GroupChoice) and choice.teams > 1:
+        plan.because(
+            "each of {} teams of a block has such tiles: one stores while another multiplies",
+            choice.teams,
+        )
     if isinstance(choice, GroupChoice) and choice.boxes:
         walks = orders.left.walks or orders.right.walks
         plan.because(
@@ -284,7 +291,11 @@ def _groups(
     found = ranked_groups(plan.target, products, words, dtype, asked=(left, right))
     if engine is not None:
         by_boxes = ranked_groups(plan.target, products, words, dtype, True)
-        if _chosen(plan, factors) or wgmma.adds_apart(dtype):
+        uneven = _chosen(plan, factors) or wgmma.adds_apart(dtype)
+        if not uneven and not any(copy.walks for copy in (engine.left, engine.right)):
+            by_boxes += ranked_groups(plan.target, products, words, dtype, True, teams=MOST_TEAMS)
+            by_boxes.sort(key=lambda choice: choice.cycles)
+        if uneven:
             # Panels come unevenly, or are read so.
             most = {one.tile: max(each.slots for each in by_boxes if each.tile == one.tile)
                     for one in by_boxes}  # fmt: skip
@@ -436,14 +447,20 @@ def _cluster(
     if not isinstance(choice, GroupChoice) or not choice.boxes:
         return 1, 1
     found = {"apart": (1, 1)}
-    # What an engine walks along is cut in no slices.
-    if _tiles_along(orders.rows, choice.tile.m) % PAIR == 0 and not orders.right.walks:
+    tile = choice.tile
+    if _tiles_along(orders.rows, tile.m) % PAIR == 0 and _has_slices(orders.right, tile.n):
         found[f"{PAIR} along rows"] = PAIR, 1
-    if _tiles_along(orders.columns, choice.tile.n) % PAIR == 0 and not orders.left.walks:
+    if _tiles_along(orders.columns, tile.n) % PAIR == 0 and _has_slices(orders.left, tile.m):
         found[f"{PAIR} along columns"] = 1, PAIR
     pays = pairs_that_pay(plan.target, size, choice.tile, dtype)
     first = next((name for name, pair in found.items() if pair == pays), "apart")
     return found[plan.pick("cluster", sorted(found, key=lambda name: name != first))]
+
+
+def _has_slices(copy: FactorCopy, size: int) -> bool:
+    """Whether a side's box is cut in a slice for each block of a pair."""
+    # What an engine walks along is cut in none, columns that are innermost between panels.
+    return not copy.walks and (not copy.turned or size // wgmma.PANEL % PAIR == 0)
 
 
 def _tiles_along(axes: Sequence[Node], size: int) -> int:

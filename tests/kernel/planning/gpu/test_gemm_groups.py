@@ -202,7 +202,7 @@ def test_blocks_may_run_together_where_tiles_are_pairs(
 
 
 @pytest.mark.parametrize(("size", "depth", "paired"), [
-    (8192, 1024, True), (8192, 4096, True), (8192, 8192, False), (2048, 1024, False),
+    (8192, 4096, True), (8192, 8192, False), (2048, 1024, False),
 ])  # fmt: skip
 def test_large_results_of_short_sums_are_those_of_pairs(
     size: int, depth: int, paired: bool
@@ -210,6 +210,25 @@ def test_large_results_of_short_sums_are_those_of_pairs(
     """They share columns. Results are of float32."""
     schedule = choose(contraction((size,), (size,), (depth,), "ax", "xn", "an"), HOPPER).schedule
     assert ("bind('m_c', 'cluster')" in str(schedule)) == paired
+
+
+@pytest.mark.parametrize(("depth", "teams"), [(512, 2), (1024, 2), (8192, 1)])
+def test_tiles_of_short_sums_are_those_of_teams(depth: int, teams: int) -> None:
+    """A ring that they share has a slot more than one team needs."""
+    kernel = contraction((8192,), (8192,), (depth,), "ax", "nx", "an")
+    schedule = choose(kernel, HOPPER).schedule
+    (ring,) = [step for step in schedule.steps if isinstance(step, Pipeline)]
+    (blocks,) = [step for step in schedule.steps if isinstance(step, Persist)]
+    assert blocks.teams == teams and ring.engine == "tma" and (teams == 1 or ring.depth == 5)
+
+
+def test_teams_that_add_up_parts_or_find_no_second_tile_are_none() -> None:
+    for kernel in (
+        bytes_product(8192, 8192, 1024, (E4M3, E4M3)), by_experts(71, 128, 14336, 512, 8),
+        contraction((512,), (512,), (512,), "ax", "nx", "an"),
+    ):
+        steps = choose(kernel, HOPPER).schedule.steps
+        assert all(step.teams == 1 for step in steps if isinstance(step, Persist))
 
 
 @pytest.mark.parametrize("groups", [1, 2])
