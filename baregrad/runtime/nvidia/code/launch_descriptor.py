@@ -150,13 +150,13 @@ def carve_out_code(kib: int) -> int:
 
 
 def choose_shared_config(
-    nbytes: int, sizes_kib: tuple[int, ...], blocks: int = 1, fills: bool = False
+    nbytes: int, sizes_kib: tuple[int, ...], blocks: int = 1, least: int = 1
 ) -> SharedConfig:
     """Return the set-up for `blocks` blocks of `nbytes` at once, of the chip's `sizes_kib`.
 
-    The target is what all need, or the most there is; the least is what one block needs, or where a
-    launch `fills` all multiprocessors the target: one that is set up for fewer blocks would stay
-    so for all of the launch. Raises ArgumentError where one block has no room.
+    The target is what all need, or the most there is; the least is what `least` of them need, which
+    a launch has for each multiprocessor: one that is set up for fewer would stay so for all of the
+    launch. Raises ArgumentError where one block has no room.
     """
     sizes = sorted(sizes_kib)
     fitting = [size for size in sizes if size * 1024 >= nbytes]
@@ -166,9 +166,11 @@ def choose_shared_config(
             found=f"{nbytes} bytes",
             wanted=f"at most {sizes[-1] * 1024}",
         )
-    wished = [size for size in fitting if size * 1024 >= nbytes * blocks]
-    target = (wished or fitting[-1:])[0]
-    return SharedConfig(target if fills else fitting[0], sizes[-1], target)
+
+    def room(count: int) -> int:
+        return next((size for size in fitting if size * 1024 >= nbytes * count), fitting[-1])
+
+    return SharedConfig(room(min(least, blocks)), sizes[-1], room(blocks))
 
 
 def encode(launch: GridLaunch, layout: DescriptorLayout) -> bytearray:

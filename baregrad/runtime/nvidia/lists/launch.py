@@ -204,16 +204,17 @@ class GpuKernel:
         shared = facts.shared_total(shape.shared_nbytes, reserved, self._row.counts_reserved)
         code = self.module.cubin.sections[facts.code]
         resident = self._resident(shape.block)
+        config = choose_shared_config(
+            shared, self._row.shared_sizes_kib, resident,
+            least=-(-prod(shape.grid) // gpu.counts.units),
+        )  # fmt: skip
         launch = GridLaunch(
             program_address=self.module.image.entry(facts),
             grid=shape.grid,
             block=shape.block,
             register_count=facts.register_count,
             shared_nbytes=shared,
-            shared_config=choose_shared_config(
-                shared, self._row.shared_sizes_kib, resident,
-                fills=prod(shape.grid) >= resident * gpu.counts.units,
-            ),
+            shared_config=config,
             instruction_set=capability // 10 << 4 | capability % 10,
             banks=(Bank(0, 0, len(bank)), *self._banks()),
             barrier_count=facts.barrier_count,

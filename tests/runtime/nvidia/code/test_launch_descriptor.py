@@ -265,7 +265,9 @@ def test_the_smallest_set_up_that_fits_is_chosen() -> None:
     assert choose_shared_config(50 * 1024, sizes, blocks=4) == SharedConfig(64, 228, 228)
     assert choose_shared_config(228 * 1024, sizes) == SharedConfig(228, 228, 228)
     # What fills the machine waits for room for all its blocks.
-    assert choose_shared_config(50 * 1024, sizes, 2, fills=True) == SharedConfig(100, 228, 100)
-    assert choose_shared_config(50 * 1024, sizes, 8, fills=True) == SharedConfig(228, 228, 228)
+    assert choose_shared_config(50 * 1024, sizes, 2, least=9) == SharedConfig(100, 228, 100)
+    assert choose_shared_config(50 * 1024, sizes, 8, least=8) == SharedConfig(228, 228, 228)
+    # Where fewer come, no more than these need.
+    assert choose_shared_config(25 * 1024, sizes, 8, least=3) == SharedConfig(100, 228, 228)
     with pytest.raises(ArgumentError, match="more shared memory"):
         choose_shared_config(228 * 1024 + 1, sizes)
