@@ -103,6 +103,8 @@ class GpuLaunch:
     together; `shared_nbytes` is the dynamic shared memory of a block. `waits` promises that every
     thread waits for the kernel in front (`griddepcontrol.wait`) before it touches memory that
     others write, and before it ends: only such a kernel may begin before that one has ended.
+    `early` are the places in `params` of buffers that it reads before it waits: it may begin early
+    where no kernel in front writes them.
     """
 
     grid: tuple[LaunchExpr, LaunchExpr, LaunchExpr]
@@ -110,6 +112,7 @@ class GpuLaunch:
     cluster: int = 1
     shared_nbytes: int = 0
     waits: bool = False
+    early: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.grid) != 3 or len(self.block) != 3:
@@ -352,9 +355,9 @@ def _map_spec(value: Any) -> MapSpec:
 def _launch(value: Any) -> GpuLaunch | None:
     if value is None:
         return None
-    grid, block, cluster, shared_nbytes, waits = value
+    grid, block, cluster, shared_nbytes, waits, early = value
     sizes: Any = tuple(map(_tuples, grid))
-    return GpuLaunch(sizes, tuple(block), cluster, shared_nbytes, waits)
+    return GpuLaunch(sizes, tuple(block), cluster, shared_nbytes, waits, tuple(early))
 
 
 def _tuples(value: Any) -> LaunchExpr:

@@ -28,6 +28,7 @@ from baregrad.render import get
 from baregrad.runtime.buffers import Buffer, Memory, MemoryStats, flat_bytes
 from baregrad.runtime.commands import CommandList, Copy, Exec, Kernel, Operand, Slot, Timeline
 from baregrad.runtime.interface import Device
+from baregrad.runtime.nvidia.lists.list_plan import written_before
 from baregrad.runtime.tensor_map import map_of
 from baregrad.target import gpu_row
 from baregrad.testing.virtual_gpu.ptx.memory import PtxMemory
@@ -86,9 +87,12 @@ class PtxDevice(Device):
         commands.check_slots(buffers)
         commands.check_variables(given)
         commands.bound = self
-        for command in commands.commands:
+        # What was submitted before has ended.
+        self._memory.recent.clear()
+        late = written_before(commands.commands)
+        for number, command in enumerate(commands.commands):
             if isinstance(command, Exec):
-                self._launch(command, buffers, given)
+                self._launch(command, buffers, given, number not in late)
             elif isinstance(command, Copy):
                 source = self._bytes(self._address(command.source, buffers), command.nbytes)
                 target = self._bytes(self._address(command.target, buffers), command.nbytes)
@@ -123,7 +127,9 @@ class PtxDevice(Device):
         """Forget the memory."""
         self._arrays.clear()
 
-    def _launch(self, command: Exec, buffers: Sequence[Buffer], given: Mapping[str, int]) -> None:
+    def _launch(
+        self, command: Exec, buffers: Sequence[Buffer], given: Mapping[str, int], early: bool
+    ) -> None:
         program = command.kernel.program
         launch = program.launch
         assert launch is not None
@@ -136,8 +142,9 @@ class PtxDevice(Device):
         handle: Any = command.kernel.handle
         # What promises to wait has to: each is run as if the one in front were still running.
         handle.launch(
-            self._memory, grid, launch.block, arguments, launch.shared_nbytes, early=launch.waits
-        )
+            self._memory, grid, launch.block, arguments, launch.shared_nbytes,
+            early=launch.waits and early,
+        )  # fmt: skip
         self.launches += 1
 
     @staticmethod

@@ -192,3 +192,84 @@ def test_a_wait_without_its_latch_is_found_out(wrong: str, monkeypatch: pytest.M
         device.synchronize()
     assert "begins early" in port.faults[0].line
     device.close()
+
+
+EAGER = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry eager(.param .u64 p0, .param .u64 p1, .param .u64 p2)
+{
+    .reg .b32 %r<8>;
+    .reg .b64 %d<8>;
+    ld.param.u64 %d0, [p0];
+    ld.param.u64 %d1, [p1];
+    ld.param.u32 %r0, [p2];
+    mov.u32 %r1, %tid.x;
+    mul.wide.u32 %d2, %r1, 4;
+    add.u64 %d0, %d0, %d2;
+    add.u64 %d1, %d1, %d2;
+    ld.global.u32 %r2, [%d1];
+    griddepcontrol.wait;
+    ld.global.u32 %r3, [%d0];
+    mad.lo.u32 %r3, %r3, 1664525, %r0;
+    add.u32 %r3, %r3, %r2;
+    st.global.u32 [%d0], %r3;
+    ret;
+}
+"""
+
+
+def eager(device: NvDevice) -> Kernel:
+    """state = state * 1664525 + number + weights, the last of which are read before the wait."""
+    params = (ParamSpec("p0", "uint32", 128, "rw"), ParamSpec("p1", "uint32", 128, "r"))
+    launch = GpuLaunch((1, 1, 1), (32, 1, 1), waits=True, early=(1,))
+    return device.load(
+        Program("eager", CUBIN, cubin_of(EAGER), "eager", params, ("number",), launch=launch)
+    )
+
+
+def run_eager(
+    writes: str, slots: str = "apart"
+) -> tuple[VirtualPort, NvDevice, list[Buffer], list[Words]]:
+    """Two eager kernels behind one that writes the state or the weights, and what all gives."""
+    port, device = opened("early-progress")
+    kernel, other = eager(device), device.load(link("other", WAIT + LINK_BODY, True))
+    state, weights = words(32, 1), words(32, 2)
+    buffers = [state_of(device, state)]
+    buffers.append(buffers[0] if slots == "alike" else state_of(device, weights))
+    values = [state, state if slots == "alike" else weights]
+    operands = [Slot(0), buffers[1] if slots == "fixed" else Slot(1)]
+    commands = device.command_list()
+    for number in range(3):
+        target = int(number == 1 and writes == "weights")
+        commands.exec(other, [operands[target]], {"number": number})
+        values[target][:] = values[target] * np.uint32(1664525) + np.uint32(number)
+        commands.exec(kernel, operands, {"number": number})
+        values[0][:] = values[0] * np.uint32(1664525) + np.uint32(number) + values[1]
+    device.submit(commands, buffers[: 1 if slots == "fixed" else 2])
+    device.synchronize()
+    return port, device, buffers, values
+
+
+@pytest.mark.parametrize(("writes", "slots", "count"), [
+    ("state", "apart", 5), ("state", "fixed", 5),
+    # Behind the launch that writes weights, those that read them do not begin early.
+    ("weights", "apart", 3), ("weights", "fixed", 3),
+    # Where weights may be the state, none of them does.
+    ("state", "alike", 2),
+])  # fmt: skip
+def test_what_is_read_before_the_wait_is_written_by_nobody_in_front(
+    writes: str, slots: str, count: int
+) -> None:
+    port, device, buffers, values = run_eager(writes, slots)
+    for buffer, wanted in zip(buffers, values, strict=True):
+        assert np.array_equal(buffer.contents().view(np.uint32), wanted)
+    assert begun_early(port) == count and not port.faults
+    device.close()
+
+
+def test_an_early_read_of_what_is_written_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(list_launches, "written_before", lambda commands: frozenset())
+    with pytest.raises(DriverError, match="'eager'"):
+        run_eager("weights")

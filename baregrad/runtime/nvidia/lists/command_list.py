@@ -22,7 +22,7 @@ from baregrad.runtime.commands import (
 )
 from baregrad.runtime.nvidia.lists.list_image import ListImage
 from baregrad.runtime.nvidia.lists.list_launches import ImageKind
-from baregrad.runtime.nvidia.lists.list_plan import ListPlan, plan_list
+from baregrad.runtime.nvidia.lists.list_plan import ListPlan, plan_list, reads_early
 from baregrad.runtime.nvidia.lists.list_style import ListStyle
 from baregrad.runtime.slot_table import symbolic_sizes
 from baregrad.runtime.tensor_map import NBYTES as MAP_NBYTES
@@ -102,6 +102,7 @@ class NvBoundList:
         self._images[self._kind] = self._plain
         # Images that may be submitted again as they are, by the serials of their buffers.
         self.quick: dict[tuple[int, ...], list[ListImage]] = {}
+        self._reads_early = any(map(reads_early, recorded))
         self._relaxed = self._plan(self._kind).relaxed
 
     def _plan(self, kind: ImageKind) -> ListPlan:
@@ -144,7 +145,7 @@ class NvBoundList:
         images: list[ListImage] | None = self._plain
         if timed:
             kind, images = kind._replace(timed=True), None
-        elif self._relaxed and self._shared(buffers, blocks):
+        elif (self._relaxed or self._reads_early) and self._shared(buffers, blocks):
             kind, images = kind._replace(serial=True), None
         if stamped:
             kind, images = kind._replace(stamped=True), None

@@ -26,6 +26,7 @@ from baregrad.runtime.nvidia.code.launch_descriptor import (
     write_latch,
     write_release,
 )
+from baregrad.runtime.nvidia.lists.list_plan import reads_early, written_before
 from baregrad.runtime.nvidia.lists.list_style import ListStyle
 from baregrad.runtime.tensor_map import map_of
 
@@ -102,6 +103,7 @@ class LaunchTable:
         self.kind = kind
         self.style = style
         self._local_nbytes = local_nbytes
+        self._written_before = written_before(commands)
         self.launches: dict[int, ListLaunch] = {}
         self._lay_out()
 
@@ -201,12 +203,16 @@ class LaunchTable:
 
         Its kernel must wait (`GpuLaunch.waits`); the one in front may be any. Why that is right:
 
-        - Every thread waits before it touches memory, and the wait returns when the launch in front
-          has ended and its writes are seen (PTX ISA, `griddepcontrol.wait`); the latch drops what
-          the multiprocessor has cached till then.
+        - Every thread waits before it touches memory that others write, and the wait returns when
+          the one in front has ended and its writes are seen (PTX ISA, `griddepcontrol.wait`); the
+          latch drops what the multiprocessor has cached till then.
         - Launches further in front have ended too. Either the one in front began early as well:
           then its own threads waited before they ended, and so on back. Or it began when all in
           front of it had ended. So a kernel that does not wait may stand anywhere in a chain.
+        - What a kernel reads before it waits (`GpuLaunch.early`) no command ahead of it in the list
+          writes: else it does not begin early. All that was submitted before has ended when the
+          head of the chain begins, which drops what is cached. Where slots may be the same memory
+          none of these kernels begins early.
         - A launch in front lets the next one begin when its last block has begun, so blocks that
           wait never keep one that they wait for from its place.
         - What a launch reads before the wait (descriptor, bank 0 with its arguments, code) is
@@ -222,6 +228,8 @@ class LaunchTable:
         command = self._commands[number]
         assert isinstance(command, Exec) and command.kernel.program.launch is not None
         can = "wait_latch" in launch.form.layout.fields
+        if reads_early(command) and (self.kind.serial or number in self._written_before):
+            return False
         return self.style.early and can and command.kernel.program.launch.waits
 
     def finish(self, number: int, release: SemaphoreRelease | None = None) -> int:

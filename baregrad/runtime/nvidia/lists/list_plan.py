@@ -167,6 +167,35 @@ class _Planner:
         self._unseen_copies.clear()
 
 
+def reads_early(command: Command) -> bool:
+    """Whether a command is a launch that reads something before it waits for the one in front."""
+    launch = command.kernel.program.launch if isinstance(command, Exec) else None
+    return launch is not None and bool(launch.early)
+
+
+def written_before(commands: Sequence[Command]) -> frozenset[int]:
+    """The launches that read early what some command ahead of them in a list may write.
+
+    Slots are taken for different memory here too.
+    """
+    found: set[int] = set()
+    if not any(map(reads_early, commands)):
+        return frozenset()
+    written: dict[_Access, None] = {}
+    for number, command in enumerate(commands):
+        accesses = _accesses(command)
+        if reads_early(command):
+            assert isinstance(command, Exec) and command.kernel.program.launch is not None
+            window = _Window()
+            window.add(list(written))
+            # Of one whose module has variables, these come first.
+            own = accesses[len(accesses) - len(command.buffers) :]
+            if window.conflicts([own[place] for place in command.kernel.program.launch.early]):
+                found.add(number)
+        written.update(dict.fromkeys([one for one in accesses if one[3]]))
+    return frozenset(found)
+
+
 def _accesses(command: Command) -> list[_Access]:
     if isinstance(command, Exec):
         found = []

@@ -103,7 +103,7 @@ class Block:
         cluster: BlockCluster,
         step_limit: int = 20_000_000,
         skew: float = 0.0,
-        early: bool = False,
+        unseen: int | None = None,
     ) -> None:
         self.program = program
         self.memory = memory
@@ -144,8 +144,8 @@ class Block:
         self.step = 0
         self.steps_left = step_limit
         self.skew = skew
-        # Of a kernel that began before the one in front had ended: who has not waited for it yet.
-        self.unwaited = np.ones(count, bool) if early else None
+        # Of a kernel that began early: who has not waited yet, and writes not seen till then.
+        self.unwaited, self._unseen = (None if unseen is None else np.ones(count, bool)), unseen
         self._last_run = np.zeros(count, np.int64)
         self._turn = 0
         self._specials: dict[str, Array] = {}
@@ -244,9 +244,11 @@ class Block:
                 hint="an assembler may move ld.nc before griddepcontrol.wait: use ld",
             )
 
-    def _check_waited(self, index: Index, what: str) -> None:
+    def _check_waited(self, index: Index, what: str, but: Array | None = None) -> None:
         assert self.unwaited is not None
         early = self.unwaited[index]
+        if but is not None:
+            early = early & but
         if early.any():
             self.fault(
                 PrematureAccess,
@@ -324,10 +326,13 @@ class Block:
 
     # ---- memory ---------------------------------------------------------------------------------
 
-    def locate(self, space: str, addresses: Array, index: Index, nbytes: int) -> Located:
+    def locate(
+        self, space: str, addresses: Array, index: Index, nbytes: int, reads: bool = False
+    ) -> Located:
         """Return the accesses by region: [(region, byte offsets, which accesses)].
 
-        Checks alignment and bounds. `addresses` is (n,) int64, one a thread of `index`.
+        Checks alignment and bounds. `addresses` is (n,) int64, one a thread of `index`. reads: they
+        write nothing.
         """
         wrong = addresses % nbytes if nbytes > 1 else None
         if wrong is not None and wrong.any():
@@ -339,7 +344,7 @@ class Block:
                 int(addresses[at]),
             )
         if space == "global":
-            return self._locate_global(addresses, index, nbytes)
+            return self._locate_global(addresses, index, nbytes, reads)
         if space != "generic":
             whole = np.ones(len(addresses), bool)
             return self.locate_window(space, addresses, index, nbytes, whole)
@@ -357,15 +362,22 @@ class Block:
                 rest &= ~which
         if rest.any():
             ids = self.ids(index)[rest]
-            for region, offsets, which in self._locate_global(addresses[rest], ids, nbytes):
+            for region, offsets, which in self._locate_global(addresses[rest], ids, nbytes, reads):
                 wide = rest.copy()
                 wide[rest] = which
                 found.append((region, offsets, wide))
         return found
 
-    def _locate_global(self, addresses: Array, index: Index, nbytes: int) -> Located:
-        if self.unwaited is not None:
+    def _locate_global(
+        self, addresses: Array, index: Index, nbytes: int, reads: bool
+    ) -> Located:
+        if self.unwaited is not None and reads and self.unwaited[index].any():
+            unseen = self.memory.overlaps_recent(self._unseen or 0, addresses, nbytes)
+            self._check_waited(index, "touches memory that those in front wrote", unseen)
+        elif self.unwaited is not None:
             self._check_waited(index, "touches memory")
+        if not reads:
+            self.memory.recent.append((np.array(addresses), nbytes))
         found, outside = self.memory.locate(addresses, nbytes)
         if outside >= 0:
             # The module's own variables are few, and looked at last.
@@ -413,7 +425,8 @@ class Block:
         """Return `lanes` arrays of unsigned integers of `width` bytes, one value a thread."""
         addresses = self.full(index, addresses)
         out = [np.empty(len(addresses), UNSIGNED[8 * width]) for _ in range(lanes)]
-        for region, offsets, which in self.locate(space, addresses, index, width * lanes):
+        reads = not atomic
+        for region, offsets, which in self.locate(space, addresses, index, width * lanes, reads):
             self.check_read(region, offsets, index, which, width, lanes, atomic)
             for lane, values in enumerate(out):
                 values[which] = region.load(offsets + lane * width, width)

@@ -103,6 +103,8 @@ class PtxMemory:
         self._sorted: list[Region] = []
         self._bases = np.zeros(0, np.int64)
         self._next = 0x7F00_0000_0000
+        # What kernels wrote since one began when all in front of it had ended: (addresses, bytes).
+        self.recent: list[tuple[Array, int]] = []
         for base, data in (allocations or {}).items():
             self.map(base, data)
 
@@ -142,6 +144,16 @@ class PtxMemory:
         """Forget an allocation; what still points there faults."""
         del self._regions[base]
         self._sort()
+
+    def overlaps_recent(self, count: int, addresses: Array, nbytes: int) -> Array:
+        """Return which accesses touch what the first `count` of the recent writes wrote."""
+        found = np.zeros(len(addresses), bool)
+        for others, width in self.recent[:count]:
+            begins = np.sort(others)
+            # The last write that begins ahead of an access' end is the one that reaches furthest.
+            place = np.searchsorted(begins, addresses + nbytes, "left") - 1
+            found |= (place >= 0) & (begins[place] + width > addresses)
+        return found
 
     def find(self, address: int) -> Region | None:
         """Return the allocation that holds an address, None where there is none."""

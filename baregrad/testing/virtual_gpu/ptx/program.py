@@ -87,7 +87,8 @@ class PtxKernel:
         `skew` in [-1, 1] moves approximate functions by that part of their documented error;
         `step_limit` bounds the instructions that a block may run. With `early` the kernel begins
         before the one in front has ended: it faults unless each thread runs `griddepcontrol.wait`
-        before it touches global memory, and before it ends. `cluster` counts the blocks of a
+        before it writes to global memory, or reads what kernels wrote since the last one that began
+        otherwise, and before it ends. `cluster` counts the blocks of a
         cluster, as the kernel says itself where it is None. Raises a KernelFault where the kernel
         does what it must not.
         """
@@ -105,6 +106,9 @@ class PtxKernel:
                 )
         else:
             data = self._pack(arguments)
+        if not early:
+            memory.recent.clear()
+        unseen = len(memory.recent) if early else None
         size = self._cluster(grid_shape, cluster)
         counts = tuple(whole // part for whole, part in zip(grid_shape, size, strict=True))
         with np.errstate(all="ignore"):
@@ -116,7 +120,7 @@ class PtxKernel:
                     )
                     together.blocks.append(Block(
                         program, memory, grid_shape, block_shape, (x, y, z), data, total,
-                        together, step_limit, skew, early,
+                        together, step_limit, skew, unseen,
                     ))  # fmt: skip
                 together.run()
 
