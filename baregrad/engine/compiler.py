@@ -491,7 +491,7 @@ def _chunks(loop: Node) -> Dim:
 def _launch(kernel: Node, loop: Node, linear: Node, target: GpuTarget) -> GpuLaunch:
     """How many threads run a GPU's program: one block at least."""
     from baregrad.kernel import grid_size
-    from baregrad.render.gpu import gpu_signature
+    from baregrad.render.gpu import gpu_signature, read_early
 
     signature = gpu_signature(linear)
     if signature.shared_nbytes > target.shared_bytes_per_block:
@@ -505,7 +505,7 @@ def _launch(kernel: Node, loop: Node, linear: Node, target: GpuTarget) -> GpuLau
     nbytes = signature.dynamic_nbytes(target)
     return GpuLaunch(
         (blocks, 1, 1), (signature.threads, 1, 1),
-        cluster, nbytes, target.dependent_launch,
+        cluster, nbytes, target.dependent_launch, read_early(linear),
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op
 from baregrad.kernel.gpu.early_loads import load_early
 from baregrad.kernel.gpu.group_products import group_products
+from baregrad.kernel.gpu.loads_ahead import load_ahead
 from baregrad.kernel.gpu.loop_bounds import bound_loops
 from baregrad.kernel.gpu.roles import with_roles
 from baregrad.kernel.gpu.spread_copies import spread_copies
@@ -164,6 +165,14 @@ def _of_gpus(target: GpuTarget) -> tuple[Pass, ...]:
             "linear",
             load_early,
             ("wide-accesses",),
+        ),
+        Pass(
+            "loads-ahead",
+            "packed weights are under way before a kernel waits, or a loop's next turn begins",
+            "linear",
+            "linear",
+            lambda program: load_ahead(program, target),
+            ("early-loads",),
         ),
     )
 

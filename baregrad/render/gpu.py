@@ -34,6 +34,8 @@ HIDDEN: MappingProxyType[str, str] = MappingProxyType(
 # launch began in the usual way there is nothing to wait for. That the next kernel may begin is said
 # by launches, so none runs `griddepcontrol.launch_dependents`. Source: PTX ISA, `griddepcontrol`.
 WAIT = "griddepcontrol.wait"
+# The MACHINE that says where a PROGRAM waits; of one without, a renderer finds the place.
+WAITS = "launch.wait"
 # Machine instructions that combine an element of memory with a value in one step.
 ATOMS = ("atom.add", "atom.max", "atom.min")
 # Wide enough for vector accesses; what an engine copies to needs more.
@@ -143,6 +145,16 @@ def gpu_signature(
     return GpuSignature(
         call, threads, warps, boxes, shared, nbytes, alignment, tuple(private), written
     )
+
+
+def read_early(program: Node) -> tuple[int, ...]:
+    """The slots of the arrays that a PROGRAM reads before it waits for the kernel in front."""
+    found: set[int] = set()
+    for node in program.src:
+        if node.op is Ops.MACHINE and node.arg.name == WAITS:
+            return tuple(sorted(found))
+        found.update([one.arg.slot for one in node.src if one.op is Ops.PARAM])
+    return ()
 
 
 def multiplies_groups(program: Node) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from baregrad import dtypes
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
-from baregrad.kernel import choose_schedule, grid_size
+from baregrad.kernel import choose_schedule, codegen, grid_size
 from baregrad.render import get
 from baregrad.render.ptx.fetch_ahead import MOST_NBYTES, BlockPlaces, joined, read_once, runs_of
 from tests.kernel import kernels as k
@@ -19,6 +19,12 @@ from tests.kernel.gpu_kernels import HOPPER, lowered
 from tests.kernel.packed_products import packed_product
 
 ASKED = re.compile(r"cp\.async\.bulk\.prefetch\.L2\.global \[%rd\d+\], (\d+);")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_loaded_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that wait ahead of all their loads: others ask for nothing."""
+    monkeypatch.setattr(codegen, "load_ahead", lambda program, target: program)
 
 
 def product(name: str, out: int, width: int, rows: int = 1) -> tuple[Node, int]:

@@ -364,6 +364,8 @@ INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingPr
     **dict.fromkeys(_ATOMS, _atomic),
     "elect": _elect,
     "bulk.store": _store_run,
+    # Nothing else runs beside a PROGRAM here.
+    "launch.wait": lambda machine, node: None,
     "cp.async": _copy,
     "cp.async.commit": _commit,
     "cp.async.wait": _wait,

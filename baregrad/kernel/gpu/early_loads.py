@@ -24,7 +24,7 @@ MOST_NBYTES = 128
 def load_early(program: Node) -> Node:
     """A PROGRAM whose loads of arguments behind its first fold stand before it where they can."""
     code = program.src
-    fold = next((place for place, found in _outside(code) if _is_fold(found)), None)
+    fold = next((place for place, found in _outside(code) if is_fold(found)), None)
     if fold is None or any(map(_may_write, code[:fold])):
         return program
     at = _place(code, fold)
@@ -56,14 +56,15 @@ def _outside(code: Sequence[Node]) -> Iterator[tuple[int, Node]]:
         depth += node.op in (Ops.BEGIN, Ops.TEST)
 
 
-def _is_fold(node: Node) -> bool:
+def is_fold(node: Node) -> bool:
+    """Whether an instruction is what threads of a warp, or of a block, do together for a fold."""
     return node.op is Ops.MACHINE and node.arg.name in _FOLDS
 
 
 def _may_write(node: Node) -> bool:
     """Whether an instruction may write an argument, which others may be the same memory as."""
     if node.op is Ops.MACHINE:
-        return not _is_fold(node)
+        return not is_fold(node)
     return node.op is Ops.VSTORE and node.src[0].op is Ops.PARAM
 
 

@@ -25,6 +25,7 @@ from baregrad.render.gpu import (
     RANK,
     THREAD,
     WAIT,
+    WAITS,
     WARP_LANES,
     GpuSignature,
     check_atomic,
@@ -526,6 +527,8 @@ _MACHINE: MappingProxyType[str, Callable[[CText, Node], None]] = MappingProxyTyp
         "bar.sync": _barrier,
         **dict.fromkeys([f"shfl.sync.{mode}" for mode in _SHUFFLES], _shuffle),
         **dict.fromkeys(ATOMS, _atomic),
+        # All threads of a kernel in C++ wait first.
+        WAITS: lambda f, node: None,
         "cp.async": _copy,
         "cp.async.commit": _group,
         "cp.async.wait": _group,

@@ -8,6 +8,7 @@ The names, with their immediates in brackets and their sources:
     shfl.sync.down (delta) value           that of lane `this + delta`, its own beyond the warp
     shfl.sync.up (delta) value             that of lane `this - delta`, its own before lane 0
     shfl.sync.idx (lane) value             that of one lane
+    launch.wait                            for the kernel in front, where this one began early
     atom.add (at) buffer, offset, value [, mask]
                                            adds to element `offset + at`; its value is the old one
     atom.max, atom.min                     the same with the larger and the smaller integer
@@ -23,7 +24,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.render.gpu import ATOMS, WARP_LANES, check_atomic
+from baregrad.render.gpu import ATOMS, WAIT, WAITS, WARP_LANES, check_atomic
 from baregrad.render.ptx.hopper import HOPPER_RULES
 from baregrad.render.ptx.memory import place_of
 from baregrad.render.ptx.text import ALL_LANES, Names, PtxText, Rule, braces
@@ -80,6 +81,10 @@ def _shuffle_one(
         f.emit("cvt.u16.u32", result, f.made("%r", opcode, word, *rest))
 
 
+def _wait(f: PtxText, node: Node) -> None:
+    f.emit(WAIT)
+
+
 def _atomic(f: PtxText, node: Node) -> None:
     buffer, offset, value, *mask = node.src
     check_atomic(node)
@@ -101,6 +106,7 @@ def _atomic(f: PtxText, node: Node) -> None:
 RULES: MappingProxyType[str, Rule] = MappingProxyType(
     {
         "bar.sync": _bar_sync,
+        WAITS: _wait,
         **dict.fromkeys([f"shfl.sync.{mode}" for mode in ("bfly", "down", "up", "idx")], _shuffle),
         **dict.fromkeys(ATOMS, _atomic),
         **WARP_RULES,

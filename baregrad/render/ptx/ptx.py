@@ -17,9 +17,10 @@ from baregrad.ir.analysis.rows import by_rows
 from baregrad.ir.analysis.words import WORD_NBYTES
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import ELEMENTWISE, Op, Ops, mask_of
-from baregrad.render.gpu import WAIT, gpu_signature
+from baregrad.render.gpu import BLOCK, WAIT, WAITS, gpu_signature
 from baregrad.render.gpu_integers import narrow_integers
 from baregrad.render.group_registers import blocks_of_groups
+from baregrad.render.interface import leaves
 from baregrad.render.ptx.fetch_ahead import FOLDS, HINTS, fetch_ahead, read_once
 from baregrad.render.ptx.hopper import registers_at_launch
 from baregrad.render.ptx.machine import machine
@@ -102,6 +103,8 @@ def _module(f: PtxText) -> str:
 def _place_of_wait(code: Sequence[Node]) -> int:
     """Before which instruction all threads wait for the kernel in front: as late as may be."""
     depth, found = 0, 0
+    if any(node.op is Ops.MACHINE and node.arg.name == WAITS for node in code):
+        return -1
     for place, node in enumerate(code):
         if not depth:
             found = place
@@ -164,10 +167,20 @@ def _blocks_of_loads(f: PtxText) -> int:
     code = f.program.src
     if not any(node.op is Ops.DOT4 for node in code) and not _begins_with_powers(code):
         return 0
-    loads = [node for node in code if node.op is Ops.VLOAD and node.src[0].op is Ops.PARAM]
+    machine = [node for node in code if node.op is Ops.MACHINE]
+    copied = {node.src[0] for node in machine if node.arg.name == "cp.async"}
+    loads = [
+        node for node in code
+        if node.op is Ops.VLOAD and (node.src[0].op is Ops.PARAM or node.src[0] in copied)
+    ]  # fmt: skip
     nbytes: int = sum([max(node.arg.width, 1) * node.dtype.itemsize for node in loads])
     warps = -(-f.signature.threads // f.target.warp_lanes)
-    return f.target.resident_blocks(warps, nbytes // WORD_NBYTES + OTHER_REGISTERS, 0)
+    most: int = f.target.resident_blocks(warps, nbytes // WORD_NBYTES + OTHER_REGISTERS, 0)
+    numbers = [one for one in leaves(f.program) if one.op is Ops.VAR and one.arg.name == BLOCK]
+    count = max([one.arg.hi + 1 for one in numbers], default=0)
+    # A few registers are worth less than that the last blocks begin with the others.
+    begins = most * f.target.units < count <= (most + 1) * f.target.units
+    return most + 1 if begins else most
 
 
 def _shares_registers(f: PtxText) -> bool:

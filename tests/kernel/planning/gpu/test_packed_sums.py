@@ -13,7 +13,7 @@ from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise
 from baregrad.io.gguf import PackedWeight, by_name, weight
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel import choose_schedule, grid_size
+from baregrad.kernel import choose_schedule, codegen, grid_size
 from baregrad.kernel.facts.analysis import facts_of
 from baregrad.kernel.gpu.threads import grid_axes
 from baregrad.kernel.loops.sharing import prepare
@@ -132,12 +132,15 @@ def test_all_blocks_of_words_begin_at_once(
     before, _, loop = text.partition("\nL")
     assert bool(loop) == (turns > 1)
     assert before.count("max.NaN.f32") == 30 and "max.NaN.f32" not in loop
-    assert len(re.findall(r"ld\.global\S*\.v4\.b32", loop or before)) == rows + 4 * (turns == 1)
+    # The words of all turns but one are copied beside the work.
+    assert len(re.findall(r"cp\.async\.cg", loop)) == rows * (turns > 1)
+    assert len(re.findall(r"ld\.global\S*\.v4\.b32", before)) == 4 + rows * (turns == 1)
 
 
 def test_blocks_have_neighbours_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """What all read in a turn lies together, two rows of each of a block's eight warps."""
     monkeypatch.setattr(weight, "LARGE_NBYTES", 1)
+    monkeypatch.setattr(codegen, "load_ahead", lambda program, target: program)
     kernel = packed_product("Q4_K", 1, 256, 1024, dtypes.bfloat16)
     wanted = Decisions({"rows in turn": "4", "rows of a thread": "2"})
     loop, program = lowered(kernel, choose(kernel, HOPPER, wanted).schedule)

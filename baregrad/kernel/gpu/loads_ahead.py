@@ -1,0 +1,388 @@
+"""Linear level of a GPU: what is read of packed weights before the kernel in front has ended.
+
+A kernel that begins early waits before it reads what others write. Nobody writes weights while they
+are used, so a thread's first ones are asked for ahead of that, and memory is busy while small
+kernels follow each other. Where threads have one turn, registers hold what comes. Where a block has
+its rows in turn, a thread copies its own words to places in shared memory that no other thread
+touches, and those of the next turn as soon as it has used those of this one, while threads meet for
+a sum. That nothing in front writes the weights is for the list to see (`GpuLaunch.early`).
+Two turns under way were no better than one; and with the words of a single turn in shared memory
+too, a step of 1 billion weights in six bits took 666 us on an H200, for 634.
+Source: PTX ISA, "cp.async" and "griddepcontrol".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import NamedTuple
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.attrs import Access, Alloc, Machine, Reg
+from baregrad.ir.core.node import Node, alu, const, instruction, make_node, toposort
+from baregrad.ir.core.op import ELEMENTWISE, Op, Ops
+from baregrad.kernel.gpu.early_loads import is_fold
+from baregrad.target.gpu import GpuTarget
+
+BLOCK, THREAD = ".block", ".thread"
+# Bytes of asynchronous copies, and of what a thread has in registers while it waits, at most.
+COPIED, MOST_HELD = (4, 8, 16), 256
+# Registers of a thread, about, which say how many blocks share what memory there is.
+REGISTERS = 64
+_BLOCKS = (Ops.BEGIN, Ops.TEST)
+
+
+class _Ahead(NamedTuple):
+    """Loads that may begin early, and the arithmetic that their places are made of, in order."""
+
+    loads: tuple[Node, ...]
+    places: tuple[Node, ...]
+
+
+def load_ahead(program: Node, target: GpuTarget) -> Node:
+    """A PROGRAM that asks for packed weights before it waits for the kernel in front."""
+    code = program.src
+    is_early = target.dependent_launch and target.async_copies
+    if not is_early or not any(node.op is Ops.DOT4 for node in code):
+        return program
+    thread = _thread(code)
+    if thread is None or any(node.op is Ops.MACHINE and not is_fold(node) for node in code):
+        return program
+    counts = Counter(code)
+    found = _straight(program, counts)
+    loops = list(_outer_loops(code))
+    while found is None and loops:
+        found = _looped(program, *loops.pop(0), thread, counts, target)
+    return program if found is None else found
+
+
+def _machine(name: str, *immediates: int) -> Node:
+    return make_node(Ops.MACHINE, dtypes.token, (), Machine(name, immediates))
+
+
+def _thread(code: Sequence[Node]) -> Node | None:
+    """The variable that numbers a block's threads."""
+    names = (child for node in code for child in node.src if child.op is Ops.VAR)
+    return next((one for one in names if one.arg.name == THREAD), None)
+
+
+def _outer_loops(code: Sequence[Node]) -> Iterator[tuple[int, int]]:
+    """Where loops that are in nothing else begin, and where they have ended."""
+    depth = begin = 0
+    for place, node in enumerate(code):
+        if node.op in _BLOCKS:
+            if not depth:
+                begin = place
+            depth += 1
+        elif node.op is Ops.END:
+            depth -= 1
+            if not depth and code[begin].op is Ops.BEGIN:
+                yield begin, place + 1
+
+
+# --- which loads ---------------------------------------------------------------------------------
+
+
+def _ahead(
+    program: Node, within: Sequence[Node], counts: Counter[Node], counter: Node | None
+) -> _Ahead:
+    """The loads of weights among some instructions, whose places may hang on a loop's `counter`.
+
+    Each block has its own, and each thread of it: what all blocks read alike is of another kind.
+    """
+    written = {node.src[0] for node in program.src if node.op is Ops.VSTORE}
+    loads: list[Node] = []
+    places: dict[Node, None] = {}
+    for load in within:
+        if load.op is not Ops.VLOAD or counts[load] > 1 or not _is_plain(load, written):
+            continue
+        needed = _needed((load.src[1], *_condition(load)), counts, counter)
+        names = {one.arg.name for one in toposort(load.src[1]) if one.op is Ops.VAR}
+        if needed is not None and {BLOCK, THREAD} <= names:
+            loads.append(load)
+            places.update(dict.fromkeys(needed))
+    return _Ahead(tuple(loads), tuple(places))
+
+
+def _is_plain(load: Node, written: set[Node]) -> bool:
+    """Whether a load reads neighbours of an array that nothing here changes, all or none."""
+    access, array = load.arg, load.src[0]
+    if len(load.src) > 2 and not _condition(load):
+        return False
+    if access.rows or access.order or access.strays or not access.constant:
+        return False
+    is_one = access.width == 1 or (access.stride == 1 and not load.src[1].shape)
+    return is_one and array.op is Ops.PARAM and array not in written
+
+
+def _condition(load: Node) -> tuple[Node, ...]:
+    """The condition on which a load reads all of its elements; () for none, or one on each."""
+    if len(load.src) < 3:
+        return ()
+    mask = load.src[2]
+    if mask.op is Ops.SPLAT:
+        return mask.src
+    return () if mask.shape else (mask,)
+
+
+def _masks(load: Node) -> list[Node]:
+    """The instruction that makes the condition on a load's elements of the one on all."""
+    return [one for one in load.src[2:] if one.op is Ops.SPLAT]
+
+
+def _nbytes(load: Node) -> int:
+    size: int = load.arg.width * load.dtype.itemsize
+    return size
+
+
+def _can_copy(load: Node) -> bool:
+    nbytes = _nbytes(load)
+    return nbytes in COPIED and load.arg.align % nbytes == 0
+
+
+def _needed(
+    roots: Sequence[Node], counts: Counter[Node], counter: Node | None
+) -> list[Node] | None:
+    """The instructions that values are made of, in order; None if some are no arithmetic."""
+    found: dict[Node, None] = {}
+    stack = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, is_done = stack.pop()
+        if is_done:
+            found[node] = None
+            continue
+        if node is counter or node in found or node.op in (Ops.VAR, Ops.CONST):
+            continue
+        if node.op not in ELEMENTWISE or node.dtype.kind == "float" or counts[node] > 1:
+            return None
+        stack.append((node, True))
+        stack += [(child, False) for child in node.src]
+    return list(found)
+
+
+# --- their places in shared memory ---------------------------------------------------------------
+
+
+class _Slots:
+    """What each thread of a block has in shared memory for its loads that can be copied.
+
+    Of a loop, a register says where in an array the next turn's words are.
+    """
+
+    def __init__(
+        self, code: Sequence[Node], ahead: _Ahead, counter: Node | None, thread: Node
+    ) -> None:
+        self.loads = [load for load in ahead.loads if _can_copy(load)]
+        self.fixed = [node for node in ahead.places if counter not in toposort(node)]
+        self.moving = [node for node in ahead.places if counter in toposort(node)]
+        self._counter, self._thread = counter, thread
+        self._arrays: dict[Node, Node] = {}
+        self._places: dict[Node, Node] = {}
+        # The first element of a turn's loads, behind the place that they share; and for each such
+        # place where it is in the next turn, and how far that is.
+        self._least: dict[Node, int] = {}
+        self._following: dict[Node, tuple[Node, int | None]] = {}
+        leaves = {child for node in code for child in node.src}
+        number = 1 + max([one.arg.id for one in leaves if one.op is Ops.ALLOC], default=-1)
+        register = 1 + max([one.arg.id for one in leaves if one.op is Ops.REG], default=-1)
+        for load in self.loads:
+            width, place = load.arg.width, load.src[1]
+            own = _folded(Ops.MUL, thread, const(width, thread.dtype))
+            where = Alloc(number, "shared", (self.threads * width,))
+            self._arrays[load] = Node(Ops.ALLOC, load.dtype, (), where)
+            self._places[load] = own
+            if own is not thread and own not in self.fixed:
+                self.fixed.append(own)
+            self._least[place] = min(load.arg.at, self._least.get(place, load.arg.at))
+            if counter is not None and place not in self._following:
+                node = instruction(Ops.REG, place.dtype, (), Reg(register, 1))
+                self._following[place] = node, _step(place, counter)
+                register += 1
+            number += 1
+
+    @property
+    def threads(self) -> int:
+        """How many threads a block has."""
+        return int(self._thread.arg.hi) + 1
+
+    def fits(self, code: Sequence[Node], target: GpuTarget) -> bool:
+        """Whether all blocks that a multiprocessor has registers for have room."""
+        warps = -(-self.threads // target.warp_lanes)
+        blocks = max(target.resident_blocks(warps, REGISTERS, 0), 1)
+        arrays = {child for node in code for child in node.src if child.op is Ops.ALLOC}
+        taken: int = sum([
+            prod(one.shape) * max(one.arg.depth, 1) * one.dtype.itemsize
+            for one in arrays if one.arg.space == "shared"
+        ])  # fmt: skip
+        own = sum([_nbytes(load) for load in self.loads]) * self.threads
+        room = target.shared_bytes_per_unit // blocks - target.shared_bytes_reserved
+        are_even = all(step is not None for _, step in self._following.values())
+        return bool(self.loads) and are_even and own + taken <= room
+
+    def begun(self, first: Node | None) -> list[Node]:
+        """What begins the copies of the first turn, and says where those of the next one are."""
+        code, memo = self._moved(first, self.moving)
+        starts: dict[Node, Node] = {}
+        for place, least in self._least.items():
+            start = memo.get(place, place)
+            starts[place] = _folded(Ops.ADD, start, const(least, start.dtype))
+            code.append(starts[place])
+        code += [*self._copies(starts, memo), _machine("cp.async.commit")]
+        return [*code, *self._further(starts)]
+
+    def followed(self, turn: Node) -> list[Node]:
+        """What begins the copies of a turn that follows."""
+        roots = [one for load in self.loads for one in _condition(load)]
+        code, memo = self._moved(turn, [one for one in self.moving if one in toposort(*roots)])
+        starts = {
+            place: instruction(Ops.READ, place.dtype, (register,))
+            for place, (register, _) in self._following.items()
+        }
+        return [*code, *starts.values(), *self._copies(starts, memo), *self._further(starts)]
+
+    def read(self, load: Node) -> Node:
+        """What reads a thread's own words in the place of a load."""
+        access = Access(load.arg.width, align=_nbytes(load))
+        src = self._arrays[load], self._places[load]
+        return instruction(Ops.VLOAD, load.dtype, src, access, load.shape)
+
+    def _moved(
+        self, turn: Node | None, nodes: Sequence[Node]
+    ) -> tuple[list[Node], dict[Node, Node]]:
+        """Arithmetic of a turn, and what stands in the place of which."""
+        memo = {} if self._counter is None or turn is None else {self._counter: turn}
+        for node in nodes:
+            memo[node] = _folded(node.op, *[memo.get(child, child) for child in node.src])
+        return [memo[node] for node in nodes], memo
+
+    def _copies(self, starts: dict[Node, Node], memo: dict[Node, Node]) -> Iterator[Node]:
+        for load in self.loads:
+            place = load.src[1]
+            taken = [memo.get(one, one) for one in _condition(load)]
+            src = (self._arrays[load], self._places[load], load.src[0], starts[place], *taken)
+            one = Machine("cp.async", (_nbytes(load), 0, load.arg.at - self._least[place]))
+            yield make_node(Ops.MACHINE, dtypes.token, src, one)
+
+    def _further(self, starts: dict[Node, Node]) -> Iterator[Node]:
+        for place, (register, step) in self._following.items():
+            following = _folded(Ops.ADD, starts[place], const(step or 0, place.dtype))
+            yield following
+            yield instruction(Ops.SET, dtypes.token, (register, following))
+
+
+def _step(place: Node, counter: Node) -> int | None:
+    """How far a place is from that of the turn before; None where that is not always as far."""
+    if place is counter:
+        return 1
+    if counter not in toposort(place):
+        return 0
+    steps = [_step(child, counter) for child in place.src]
+    if place.op is Ops.ADD and None not in steps:
+        return sum([step or 0 for step in steps])
+    factors = [child.arg for child in place.src if child.op is Ops.CONST]
+    if place.op is Ops.MUL and len(factors) == 1 and None not in steps:
+        return int(factors[0]) * sum([step or 0 for step in steps])
+    return None
+
+
+def _computed(code: Sequence[Node], known: Sequence[Node]) -> list[Node]:
+    """Instructions without what is no instruction, is `known`, or was there before."""
+    found: dict[Node, None] = {}
+    for node in code:
+        if node.op not in (Ops.CONST, Ops.VAR) and node not in known:
+            found[node] = None
+    return list(found)
+
+
+def _folded(op: Op, *src: Node) -> Node:
+    """A node of arithmetic, of which what needs no computing is left out."""
+    if op in (Ops.ADD, Ops.MUL):
+        x, y = src
+        if x.op is y.op is Ops.CONST:
+            return const(x.arg + y.arg if op is Ops.ADD else x.arg * y.arg, y.dtype)
+        for one, other in ((x, y), (y, x)):
+            if one.op is Ops.CONST and one.arg == (op is Ops.MUL):
+                return other
+    return alu(op, *src)
+
+
+# --- kernels -------------------------------------------------------------------------------------
+
+
+def _straight(program: Node, counts: Counter[Node]) -> Node | None:
+    """A PROGRAM whose threads have one turn, with its loads in registers; None if it has none."""
+    code = program.src
+    before: list[Node] = []
+    for node in code:
+        if node.op in _BLOCKS or is_fold(node):
+            break
+        before.append(node)
+    ahead = _ahead(program, before, counts, None)
+    held: dict[Node, None] = {}
+    room = MOST_HELD
+    for load in ahead.loads:
+        if _nbytes(load) <= room:
+            room -= _nbytes(load)
+            held.update(dict.fromkeys([*_masks(load), load]))
+    if not held:
+        return None
+    moved = {**dict.fromkeys(ahead.places), **held}
+    rest = [node for node in code if node not in moved]
+    return program.replace(src=(*moved, _machine("launch.wait"), *rest))
+
+
+def _renamed(code: Sequence[Node], memo: dict[Node, Node]) -> list[Node]:
+    """Instructions that use others in the place of some, which `memo` names."""
+    done: list[Node] = []
+    for node in code:
+        src = tuple([memo.get(child, child) for child in node.src])
+        memo[node] = new = node if src == node.src else node.replace(src=src)
+        done.append(new)
+    return done
+
+
+def _looped(
+    program: Node, begin: int, end: int, thread: Node, counts: Counter[Node], target: GpuTarget
+) -> Node | None:
+    """A PROGRAM whose loop reads what its threads have copied ahead; None if there is no room."""
+    code, loop = program.src, program.src[begin:end]
+    counter = loop[0]
+    low, high = counter.src[:2]
+    if not (low.op is high.op is Ops.CONST) or low.arg >= high.arg:
+        return None
+    # Where all that was loaded has been used.
+    fold = next((place for place, node in enumerate(loop) if is_fold(node)), len(loop) - 1)
+    if any(node.op in _BLOCKS or node.op is Ops.VSTORE for node in loop[1:fold]):
+        return None
+    slots = _Slots(code, _ahead(program, loop[1:fold], counts, counter), counter, thread)
+    if not slots.fits(code, target):
+        return None
+    begun = _computed(slots.begun(low), slots.fixed)
+    front = [*slots.fixed, *begun, _machine("launch.wait")]
+    following = alu(Ops.ADD, counter, const(1, counter.dtype))
+    more = alu(Ops.CMPLT, following, high)
+    test = instruction(Ops.TEST, dtypes.token, (more,))
+    copies = [following, more, test, *_computed(slots.followed(following), slots.fixed)]
+    copies += [instruction(Ops.END, dtypes.token, ()), _machine("cp.async.commit")]
+    memo = {load: slots.read(load) for load in slots.loads}
+    copied = frozenset(slots.loads)
+    used = [memo[node] if node in copied else node for node in loop[1:fold]]
+    body = [counter, _machine("cp.async.wait", 0), *used, *copies, *loop[fold:]]
+    rest = [*_without(body, frozenset(slots.fixed), frozenset(slots.moving), code[end:])]
+    outside = [node for node in code[:begin] if node not in slots.fixed]
+    return program.replace(src=(*front, *outside, *_renamed(rest, memo), *code[end:]))
+
+
+def _without(
+    body: Sequence[Node], gone: frozenset[Node], idle: frozenset[Node], rest: Sequence[Node]
+) -> list[Node]:
+    """A loop's instructions but those that are `gone`, and those of `idle` that nothing uses."""
+    used = {child for node in rest for child in node.src}
+    kept: list[Node] = []
+    for node in reversed(body):
+        if node in gone or (node in idle and node not in used):
+            continue
+        used.update(node.src)
+        kept.append(node)
+    return kept[::-1]
