@@ -8,7 +8,7 @@ from baregrad.dtypes import as_dtype, dtypes
 from baregrad.ir.algebra.passes import Pass
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op
-from baregrad.kernel.gpu.early_loads import load_early
+from baregrad.kernel.gpu.early_loads import leave_to_first, load_early
 from baregrad.kernel.gpu.group_products import group_products
 from baregrad.kernel.gpu.loads_ahead import load_ahead
 from baregrad.kernel.gpu.loop_bounds import bound_loops
@@ -173,6 +173,14 @@ def _of_gpus(target: GpuTarget) -> tuple[Pass, ...]:
             "linear",
             lambda program: load_ahead(program, target),
             ("early-loads",),
+        ),
+        Pass(
+            "first-warp",
+            "what a warp's thread stores of a sum, the other warps need not know",
+            "linear",
+            "linear",
+            leave_to_first,
+            ("loads-ahead",),
         ),
     )
 

@@ -94,7 +94,9 @@ def _bar_sync(machine: Threads, node: Node) -> None:
 
 
 def _exchange(machine: Threads, node: Node) -> None:
-    machine.meet("an exchange")
+    here = np.broadcast_to(machine.active, machine.threads.shape)
+    if here.size % WARP or (here.reshape(-1, WARP) != here[::WARP, None]).any():
+        machine.meet("an exchange")
     value = np.broadcast_to(machine.use(node.src[0]), machine.threads.shape)
     partner = machine.threads ^ node.arg.immediates[0]
     if machine.threads.size % WARP or (partner // WARP != machine.threads // WARP).any():

@@ -19,6 +19,7 @@ from baregrad.ir.core.op import ELEMENTWISE, Ops
 _FOLDS = ("shfl.sync.bfly", "bar.sync")
 # Bytes of a thread that are begun early, at most: registers that are held meanwhile.
 MOST_NBYTES = 128
+_ARRANGED = (Ops.SPLAT, Ops.EXTRACT, Ops.PART, Ops.JOIN, Ops.READ)
 
 
 def load_early(program: Node) -> Node:
@@ -155,3 +156,86 @@ def _rewritten(
         memo[node] = new
         code.append(new)
     return program.replace(src=tuple(code))
+
+
+# --- what one warp does --------------------------------------------------------------------------
+
+
+def leave_to_first(program: Node) -> Node:
+    """A PROGRAM whose first warp alone finishes a sum that a thread of it stores.
+
+    Behind the last barrier each warp would read what all have summed, and fold it once more.
+    """
+    code = list(program.src)
+    for end in reversed([place for place, node in enumerate(code) if node.op is Ops.TEST]):
+        condition = _first_warp(code, end)
+        begin = end
+        while begin and _is_own(code[begin - 1]):
+            begin -= 1
+        if condition is None or not begin or not is_fold(code[begin - 1]):
+            continue
+        after = _closed(code, end)
+        own, others = _parted(code, begin, end, after, condition)
+        registers = {node.src[0] for node in others if node.op is Ops.SET}
+        is_apart = registers.isdisjoint([child for node in own for child in node.src])
+        if is_apart and any(map(is_fold, own)):
+            test = instruction(Ops.TEST, dtypes.token, (condition,))
+            close = instruction(Ops.END, dtypes.token, ())
+            code[begin:after] = [*others, test, *own, *code[end:after], close]
+    return program.replace(src=tuple(code)) if len(code) > len(program.src) else program
+
+
+def _first_warp(code: Sequence[Node], place: int) -> Node | None:
+    """The part of a TEST's condition, or of that of the TEST in it, that says: the first warp."""
+    while code[place].op is Ops.TEST:
+        (condition,) = code[place].src
+        for one in condition.src if condition.op is Ops.AND else ():
+            if one.op is Ops.CMPEQ and _is_warp(one.src[0]) and one.src[1].op is Ops.CONST:
+                return one
+        place += 1
+    return None
+
+
+def _is_warp(number: Node) -> bool:
+    """Whether a value is the number of the warp in its block."""
+    if number.op is not Ops.SHR or number.src[1].op is not Ops.CONST:
+        return False
+    thread = number.src[0]
+    return thread.op is Ops.VAR and thread.arg.name == ".thread" and 1 << number.src[1].arg == 32
+
+
+def _is_own(node: Node) -> bool:
+    """Whether an instruction changes nothing but what the warp itself goes on with."""
+    if node.op is Ops.MACHINE:
+        return bool(node.arg.name == _FOLDS[0])
+    return node.op in ELEMENTWISE or node.op in _ARRANGED or node.op in (Ops.VLOAD, Ops.SET)
+
+
+def _closed(code: Sequence[Node], place: int) -> int:
+    """Behind the END of the TEST at a position."""
+    depth = 0
+    for at in range(place, len(code)):
+        depth += (code[at].op in (Ops.BEGIN, Ops.TEST)) - (code[at].op is Ops.END)
+        if not depth:
+            return at + 1
+    return len(code)
+
+
+def _parted(
+    code: Sequence[Node], begin: int, end: int, after: int, condition: Node
+) -> tuple[list[Node], list[Node]]:
+    """The instructions from `begin` to `end`: those for what a TEST there does, and the others."""
+    outside = [*code[:begin], *code[after:]]
+    kept = {condition}
+    for node in outside:
+        kept.update([one for one in node.src[node.op is Ops.SET :] if one.op is Ops.REG])
+    for node in code[after:]:
+        kept.update(node.src)
+    own: list[Node] = []
+    others: list[Node] = []
+    for node in reversed(code[begin:end]):
+        is_kept = (node.src[0] if node.op is Ops.SET else node) in kept
+        (others if is_kept else own).append(node)
+        if is_kept:
+            kept.update(node.src)
+    return own[::-1], others[::-1]

@@ -8,7 +8,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core.attrs import Machine, Reg
 from baregrad.ir.core.node import Node, alu, const, range_node
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.gpu.early_loads import MOST_NBYTES, load_early
+from baregrad.kernel.gpu.early_loads import MOST_NBYTES, leave_to_first, load_early
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import check_gpu
 
@@ -117,3 +117,36 @@ def test_a_place_that_is_read_anew_is_not_known_before(again: bool) -> None:
     late = (other, read, load) if again else (load,)
     changed = program.replace(src=(zero, read, *code[:write], *late, *code[write:]))
     assert (load in behind(load_early(changed))) == again
+
+
+@pytest.mark.parametrize("length", [64, 96])
+def test_one_warp_ends_a_sum_that_its_thread_stores(length: int) -> None:
+    program = check_gpu(
+        with_residual(4, length),
+        f"Schedule(split('i0', outer='b', u=4, masked=True), bind('b', 'grid'),"
+        f" bind('u', 'unroll'), {BLOCK})",
+    )
+    code = program.src
+    barriers = [
+        place for place, node in enumerate(code)
+        if node.op is Ops.MACHINE and node.arg.name == "bar.sync"
+    ]  # fmt: skip
+    depth = 0
+    depths = []
+    for node in code[barriers[-1] :]:
+        depth += (node.op is Ops.TEST) - (node.op is Ops.END)
+        if node.op is Ops.VLOAD and node.src[0].op is Ops.ALLOC:
+            depths.append(depth)
+    assert depths and min(depths) == 1
+
+
+def test_what_all_warps_need_of_a_sum_is_left_to_all() -> None:
+    """Each element is over its row's sum: there is no thread that has to store it alone."""
+    program = check_gpu(
+        shares(3, 128),
+        "Schedule(bind('i0', 'grid'), split('r2', outer='w', t=32), bind('w', 'thread_y'),"
+        " bind('t', 'thread'), split('i1', outer='v', s=32), bind('v', 'thread_y'),"
+        " bind('s', 'thread'))",
+    )
+    assert leave_to_first(program) is program
+    assert not any(node.op is Ops.TEST for node in program.src)
