@@ -220,10 +220,10 @@ EAGER = """
 """
 
 
-def eager(device: NvDevice) -> Kernel:
+def eager(device: NvDevice, shared_nbytes: int = 0) -> Kernel:
     """state = state * 1664525 + number + weights, the last of which are read before the wait."""
     params = (ParamSpec("p0", "uint32", 128, "rw"), ParamSpec("p1", "uint32", 128, "r"))
-    launch = GpuLaunch((1, 1, 1), (32, 1, 1), waits=True, early=(1,))
+    launch = GpuLaunch((1, 1, 1), (32, 1, 1), 1, shared_nbytes, True, (1,))
     return device.load(
         Program("eager", CUBIN, cubin_of(EAGER), "eager", params, ("number",), launch=launch)
     )
@@ -273,3 +273,23 @@ def test_an_early_read_of_what_is_written_is_found_out(monkeypatch: pytest.Monke
     monkeypatch.setattr(list_launches, "written_before", lambda commands: frozenset())
     with pytest.raises(DriverError, match="'eager'"):
         run_eager("weights")
+
+
+@pytest.mark.parametrize(("nbytes", "kib"), [(0, 32), (3 << 10, 132), (6 << 10, 32)])
+def test_multiprocessors_are_not_set_up_anew_between_kernels_that_read_early(
+    nbytes: int, kib: int
+) -> None:
+    """Unless what is left for the first cache were too little."""
+    _, device = opened("early-progress")
+    kernel, other = eager(device, nbytes), device.load(link("other", WAIT + LINK_BODY, True))
+    commands = device.command_list()
+    commands.exec(other, [Slot(0)], {"number": 1})
+    commands.exec(kernel, [Slot(0), Slot(1)], {"number": 2})
+    recorded = commands.commands
+    table = list_launches.LaunchTable(recorded, list_launches.ImageKind(), device.style, 0)
+    configs = [one.form.launch.shared_config for one in table.launches.values()]
+    alone = list_launches.LaunchTable(recorded[:1], list_launches.ImageKind(), device.style, 0)
+    assert alone.launches[0].form.launch.shared_config.target_kib == 32
+    assert configs[0].target_kib == kib and configs[0].least_kib == 8
+    assert configs[1].target_kib == (228 if nbytes > 3 << 10 else kib)
+    device.close()

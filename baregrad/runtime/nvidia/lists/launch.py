@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
 
@@ -107,6 +107,7 @@ class _Shape:
     shared_nbytes: int
     cluster: Triple
     manners: Manners
+    shared_kib: int = 0
 
 
 class GpuKernel:
@@ -158,9 +159,13 @@ class GpuKernel:
         shared_nbytes: int = 0,
         cluster: Triple = _ONE,
         manners: Manners = THOROUGH,
+        shared_kib: int = 0,
     ) -> LaunchForm:
-        """Return the form of launches of a shape; raise ArgumentError if it does not fit."""
-        shape = _Shape(grid, block, shared_nbytes, cluster, manners)
+        """Return the form of launches of a shape; raise ArgumentError if it does not fit.
+
+        `shared_kib` is what a multiprocessor is set up with at least, where it may be.
+        """
+        shape = _Shape(grid, block, shared_nbytes, cluster, manners, shared_kib)
         found = self._forms.get(shape)
         if found is None:
             found = self._forms[shape] = self._make_form(shape)
@@ -208,13 +213,14 @@ class GpuKernel:
             shared, self._row.shared_sizes_kib, resident,
             least=-(-prod(shape.grid) // gpu.counts.units),
         )  # fmt: skip
+        target = max(config.target_kib, min(shape.shared_kib, config.most_kib))
         launch = GridLaunch(
             program_address=self.module.image.entry(facts),
             grid=shape.grid,
             block=shape.block,
             register_count=facts.register_count,
             shared_nbytes=shared,
-            shared_config=config,
+            shared_config=replace(config, target_kib=target),
             instruction_set=capability // 10 << 4 | capability % 10,
             banks=(Bank(0, 0, len(bank)), *self._banks()),
             barrier_count=facts.barrier_count,

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 Triple = tuple[int, int, int]
 SEMAPHORES_NBYTES = 48
 STAMP_NBYTES = 16
+# The share of its shared memory that a multiprocessor is set up with for kernels that need none of
+# it, as (part, of), at most: what is not shared is the first cache, where loads under way are.
+SHARED = (3, 5)
 _INT64 = range(-(1 << 63), 1 << 63)
 # Where an image has its semaphores: the signals of the channel that computes, the answers of the
 # one that copies, and how many kernels are done.
@@ -107,7 +110,12 @@ class LaunchTable:
         self.launches: dict[int, ListLaunch] = {}
         self._lay_out()
 
-    def _lay_out(self) -> None:
+    def _lay_out(self, shared_kib: int = 0) -> None:
+        """Lay the launches out, for multiprocessors that are set up with so much memory.
+
+        One that is to be set up anew waits until it is empty. So where kernels keep weights there
+        before they wait, those between them are launched with as much.
+        """
         place = round_up(SEMAPHORES_NBYTES, ALIGNMENT)
         for number, command in enumerate(self._commands):
             if not isinstance(command, Exec) or number in self.kind.skipped:
@@ -121,12 +129,21 @@ class LaunchTable:
             changes = None
             if any(size is None for size in sizes):
                 changes, sizes = grid, (launch.cluster, 1, 1)
-            form = self._form(command, sizes)  # type: ignore[arg-type]
+            form = self._form(command, sizes, shared_kib)  # type: ignore[arg-type]
             self.launches[number] = ListLaunch(number, form, place, changes, fixed)
             place += round_up(form.nbytes, ALIGNMENT)
         self.nbytes = place
+        if not any(map(reads_early, self._commands)):
+            return
+        part, of = SHARED
+        configs = [one.form.launch.shared_config for one in self.launches.values()]
+        wished = max([
+            one.target_kib for one in configs if one.target_kib * of <= one.most_kib * part
+        ], default=0)  # fmt: skip
+        if wished > shared_kib:
+            self._lay_out(wished)
 
-    def _form(self, command: Exec, grid: Triple) -> LaunchForm:
+    def _form(self, command: Exec, grid: Triple, shared_kib: int) -> LaunchForm:
         launch = command.kernel.program.launch
         assert launch is not None
         kernel: GpuKernel = command.kernel.handle.kernel  # type: ignore[attr-defined]
@@ -135,6 +152,7 @@ class LaunchTable:
             shared_nbytes=launch.shared_nbytes,
             cluster=(launch.cluster, 1, 1),
             manners=self.style.between,
+            shared_kib=shared_kib,
         )  # fmt: skip
 
     def write(self, base: int, stamps_va: int = 0) -> None:
