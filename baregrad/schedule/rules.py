@@ -36,8 +36,7 @@ from baregrad.schedule.traffic import GPU_LAUNCH, OPERATIONS_PER_BYTE, is_little
 LAUNCH = 4000.0  # about a microsecond
 MAX_OPS = 200  # values computed in one kernel; dear ones count several times
 MAX_LOADS, MAX_GPU_LOADS = 24, 40  # arrays read by one kernel; a GPU joins those of neighbours
-# So many times as many of both on a GPU where a kernel has few points, since a launch takes longer,
-# or multiplies words, whose neighbours one load reads.
+# So many times as many of both on a GPU where a kernel has few points, or multiplies words.
 FEW_POINTS, FEW_MORE = 1 << 14, 2
 LONG_NEST = 16384.0  # steps for one result of a sum of sums, on a GPU
 # Arrays that are written and read beside a tile of results, which lies in registers meanwhile.

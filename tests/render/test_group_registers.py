@@ -21,10 +21,10 @@ from baregrad.render.group_registers import blocks_of_groups, register_change
 from baregrad.target.gpu import COPIER_REGISTERS, LEAST_AT_LAUNCH
 from tests.kernel import kernels as k
 from tests.kernel.contractions import HALF
-from tests.kernel.gpu.test_gpu_assembles import needs_ptxas
 from tests.kernel.gpu_kernels import HOPPER, lowered
 from tests.kernel.instructions.test_mma_sync import product
 from tests.kernel.instructions.test_wgmma import text
+from tests.kernel.test_gpu_assembles import needs_ptxas
 
 
 @pytest.mark.parametrize("sizes", [{}, {"groups": 2, "tiles": 2}, {"groups": 4}, {"panels": 4}])

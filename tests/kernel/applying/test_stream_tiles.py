@@ -20,8 +20,8 @@ from baregrad.render import get
 from baregrad.target import gpu_row
 from baregrad.testing.examples.nests import attended, product
 from baregrad.testing.virtual_gpu.ptx.errors import IllegalInstruction, SharedMemoryRace
-from tests.kernel.gpu.test_gpu_assembles import assembled, needs_ptxas
 from tests.kernel.gpu_kernels import HOPPER, lowered, run_text, run_threads
+from tests.kernel.test_gpu_assembles import assembled, needs_ptxas
 
 # rows, keys, width, causal; warps, tiles of rows, keys at a time
 CASES = (

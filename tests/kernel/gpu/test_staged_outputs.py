@@ -16,10 +16,10 @@ from baregrad.target import gpu_row
 from baregrad.testing.virtual_gpu.ptx.errors import IllegalInstruction, SharedMemoryRace
 from tests.kernel import kernels as k
 from tests.kernel.contractions import contraction
-from tests.kernel.gpu.test_gpu_assembles import assembled, needs_ptxas
 from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text
 from tests.kernel.instructions.test_mma_sync import product
 from tests.kernel.instructions.test_wgmma import ASYNC, text
+from tests.kernel.test_gpu_assembles import assembled, needs_ptxas
 
 Sizes = dict[str, int]
 

@@ -17,10 +17,10 @@ from baregrad.testing.virtual_gpu.ptx.errors import KernelFault
 from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.kernel import kernels as k
 from tests.kernel.gpu.test_clusters import together
-from tests.kernel.gpu.test_gpu_assembles import assembled, needs_ptxas
 from tests.kernel.gpu.test_roles import ASYNC, BRAIN, TMA, Sizes, agree, by_experts, of_tiles, piped
 from tests.kernel.gpu_kernels import HOPPER, lowered, run_text, run_threads
 from tests.kernel.instructions.test_mma_sync import product
+from tests.kernel.test_gpu_assembles import assembled, needs_ptxas
 from tests.render.gpu_harness import run_module
 
 

@@ -22,8 +22,8 @@ from baregrad.kernel.planning.gpu.gemm_factors import gemm_factors
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 from baregrad.render import get
 from tests.kernel import kernels as k
-from tests.kernel.gpu.test_gpu_assembles import assembled, needs_ptxas
 from tests.kernel.gpu_kernels import HOPPER, lowered, run_text, run_threads
+from tests.kernel.test_gpu_assembles import assembled, needs_ptxas
 
 F32 = dtypes.float32
 

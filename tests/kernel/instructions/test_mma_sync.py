@@ -21,8 +21,8 @@ from baregrad.tensor import Tensor
 from baregrad.testing.examples.levels import example_target
 from baregrad.testing.ptx_device import ptx_session
 from tests.kernel import kernels as k
-from tests.kernel.gpu.test_gpu_assembles import assembled, needs_ptxas
 from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text
+from tests.kernel.test_gpu_assembles import assembled, needs_ptxas
 
 HALF, BRAIN = dtypes.float16, dtypes.bfloat16
 F32 = dtypes.float32

@@ -14,9 +14,9 @@ from baregrad.kernel import grid_size, lower, parse_schedule
 from baregrad.render import get
 from baregrad.target import gpu_row
 from tests.kernel import kernels as k
-from tests.kernel.gpu.test_gpu_assembles import assembled, needs_ptxas
 from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text, run_threads
 from tests.kernel.instructions.test_mma_sync import count, product
+from tests.kernel.test_gpu_assembles import assembled, needs_ptxas
 
 HALF, BRAIN = dtypes.float16, dtypes.bfloat16
 E4M3, E5M2 = dtypes.float8_e4m3fn, dtypes.float8_e5m2

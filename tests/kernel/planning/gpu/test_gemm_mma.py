@@ -23,8 +23,8 @@ from baregrad.testing.virtual_gpu.ptx.block import Block
 from baregrad.testing.virtual_gpu.ptx.ops import copies as copies_of_ptx
 from tests.kernel import kernels as k
 from tests.kernel.contractions import contraction, convolution
-from tests.kernel.gpu.test_gpu_assembles import assembled, needs_ptxas
 from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text
+from tests.kernel.test_gpu_assembles import assembled, needs_ptxas
 
 
 def copies(kernel: Node) -> tuple[int, int]:
