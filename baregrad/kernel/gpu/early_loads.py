@@ -186,13 +186,17 @@ def leave_to_first(program: Node) -> Node:
 
 
 def _first_warp(code: Sequence[Node], place: int) -> Node | None:
-    """The part of a TEST's condition, or of that of the TEST in it, that says: the first warp."""
-    while code[place].op is Ops.TEST:
+    """The part of a TEST's condition, or of that of the TEST in it, that says: the first warp.
+
+    Only of one that is all there is in the TEST around it.
+    """
+    after = _closed(code, place)
+    while code[place].op is Ops.TEST and _closed(code, place) == after:
         (condition,) = code[place].src
         for one in condition.src if condition.op is Ops.AND else ():
             if one.op is Ops.CMPEQ and _is_warp(one.src[0]) and one.src[1].op is Ops.CONST:
                 return one
-        place += 1
+        place, after = place + 1, after - 1
     return None
 
 

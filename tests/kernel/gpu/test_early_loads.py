@@ -150,3 +150,24 @@ def test_what_all_warps_need_of_a_sum_is_left_to_all() -> None:
     )
     assert leave_to_first(program) is program
     assert not any(node.op is Ops.TEST for node in program.src)
+
+
+@pytest.mark.parametrize("beside", (False, True))
+def test_a_store_of_all_warps_beside_that_of_a_sum_is_left_to_all(beside: bool) -> None:
+    """Under a condition around both, which warp stores the sum is not asked for the other."""
+    program = check_gpu(
+        with_residual(8, 64),
+        f"Schedule(split('i0', outer='b', u=4, masked=True), bind('b', 'grid'),"
+        f" bind('u', 'unroll'), {BLOCK})",
+    )
+    code = program.src
+    first, inner = [place for place, node in enumerate(code) if node.op is Ops.TEST]
+    thread = next(one for node in code for one in node.src if one.op is Ops.VAR)
+    store = next(node for node in code if node.op is Ops.VSTORE and node.src[0].op is Ops.PARAM)
+    around = Node(Ops.TEST, dtypes.token, (alu(Ops.CMPLT, thread, const(48, thread.dtype)),))
+    other = store.replace(src=(k.param(5, 64), *store.src[1:]))
+    # As all warps would fold the sum: without the condition on that, and with another one.
+    code = (*code[:first], *code[first + 1 : inner], around, *code[inner:-1],
+            *[other] * beside, code[-1])  # fmt: skip
+    changed = program.replace(src=code)
+    assert (leave_to_first(changed) is changed) == beside
