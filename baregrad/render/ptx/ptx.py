@@ -180,7 +180,8 @@ def _blocks_of_loads(f: PtxText) -> int:
     count = max([one.arg.hi + 1 for one in numbers], default=0)
     # A few registers are worth less than that the last blocks begin with the others.
     begins = most * f.target.units < count <= (most + 1) * f.target.units
-    return most + 1 if begins else most
+    # With more than there can be, the assembler would take neither number.
+    return most + (begins and most < f.target.resident_blocks(warps, 1, 0))
 
 
 def _shares_registers(f: PtxText) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -245,6 +246,17 @@ def test_loads_of_what_powers_combine_have_registers(split: str, words: int) -> 
     # Some registers beside those of the words, of threads that come by warps.
     held = HOPPER.registers_per_unit // (int(blocks) * HOPPER.warp_lanes)
     assert words + 16 <= held <= words + 48
+
+
+@pytest.mark.parametrize("blocks", (7, 8))
+def test_no_more_blocks_are_asked_for_than_there_can_be(blocks: int) -> None:
+    """Of eight blocks, where seven begin at once: the assembler heeds no such wish."""
+    target = dataclasses.replace(HOPPER, units=1, warps_per_unit=blocks)
+    _, program = lowered(
+        states_of_parts(32), "Schedule(bind('i0', 'grid'), split('r1', outer='w', u=8, t=4, "
+        "masked=True), bind('u', 'unroll'), bind('t', 'thread'))", target,
+    )
+    assert f".minnctapersm {blocks}\n" in get("ptx").render(program, target)
 
 
 def test_softmax_leaves_registers_to_the_assembler() -> None:
