@@ -123,6 +123,8 @@ class GpuLaunch:
         whole = all(type(size) is int and size >= 1 for size in sizes)
         if not whole or type(self.waits) is not bool:
             raise ValueError(f"a launch has sizes that are none: {self}")
+        if not all(type(place) is int and place >= 0 for place in self.early):
+            raise ValueError(f"a launch reads early what has no place: {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,8 @@ class Program:
         check(self.chunks)
         if any(spec.param >= len(self.params) for spec in self.maps):
             raise ValueError(f"program {self.name!r} has a tensor map of no buffer")
+        if self.launch is not None and max(self.launch.early, default=-1) >= len(self.params):
+            raise ValueError(f"program {self.name!r} reads early what is no buffer")
         if len(set(self.variables)) != len(self.variables):
             raise ValueError(f"program {self.name!r} names a variable twice: {self.variables}")
         wanted = set(self.variables)

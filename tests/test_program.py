@@ -120,7 +120,7 @@ def test_the_saved_form_is_the_program() -> None:
 
 
 def test_the_saved_form_of_a_gpu_s_program_is_the_program() -> None:
-    launch = GpuLaunch((("floordiv", ("var", "n"), 128), 2, 1), (128, 1, 1), 2, 4096)
+    launch = GpuLaunch((("floordiv", ("var", "n"), 128), 2, 1), (128, 1, 1), 2, 4096, True, (1,))
     program = sample(kind=CUBIN, launch=launch)
     assert Program.from_bytes(program.to_bytes()) == program
 
@@ -185,10 +185,25 @@ HOSTILE: dict[str, Any] = {
     "no object": lambda h: [1, 2],
     "an undeclared variable": lambda h: h.update(variables=[]),
     "a launch of one number": lambda h: h.update(launch=[1]),
-    "a block of floats": lambda h: h.update(launch=[[1, 1, 1], [1.5, 1, 1], 1, 0]),
-    "a grid that is no expression": lambda h: h.update(launch=[[["x"], 1, 1], [1, 1, 1], 1, 0]),
+    "a block of floats": lambda h: h.update(launch=_launch(block=[1.5, 1, 1])),
+    "a grid that is no expression": lambda h: h.update(launch=_launch(grid=[["x"], 1, 1])),
+    "a launch that may wait": lambda h: h.update(launch=_launch(waits=2)),
+    "no list of early reads": lambda h: h.update(launch=_launch(early=0)),
+    "an early read of a name": lambda h: h.update(launch=_launch(early=["x"])),
+    "an early read of the last buffer": lambda h: h.update(launch=_launch(early=[-1])),
+    "an early read of no buffer": lambda h: h.update(launch=_launch(early=[9])),
     "too much meta": lambda h: h["meta"].append(1),
 }
+
+
+def _launch(**changes: Any) -> list[Any]:
+    made = {"grid": [1, 1, 1], "block": [1, 1, 1], "cluster": 1, "shared": 0}
+    return [*{**made, "waits": True, "early": [0], **changes}.values()]
+
+
+def test_what_is_no_hostile_launch_is_taken() -> None:
+    made = Program.from_bytes(_with_header(lambda h: h.update(launch=_launch())))
+    assert made.launch == GpuLaunch((1, 1, 1), (1, 1, 1), waits=True, early=(0,))
 
 
 def _deep(levels: int) -> list[Any]:
