@@ -142,13 +142,21 @@ def _ahead(turns: Node) -> list[Node]:
     more = index.less(later, extent_of(axis))
     begun = [
         item if item.op is Ops.COMMIT else make_node(
-            Ops.IF, dtypes.token, (more, substitute(item, {axis: later}))
+            Ops.IF, dtypes.token, (more, _for(item, axis, later))
         )
         for item in copies
     ]  # fmt: skip
     order = [*lead, *items[sums : sums + 2], _FENCE, BARRIER, *begun, *items[sums + 2 :]]
-    start = [substitute(item, {axis: const(0, dtypes.index)}) for item in copies]
+    start = [_for(item, axis, const(0, dtypes.index)) for item in copies]
     return [*start, make_node(Ops.LOOP, dtypes.token, (axis, sequence(order)))]
+
+
+def _for(copies: Node, axis: Node, turn: Node) -> Node:
+    """Copies for an iteration: of what its place says is not there a constant is stored."""
+    return rebuild(substitute(copies, {axis: turn}), lambda node: (
+        make_node(Ops.STORE, node.dtype, node.src)
+        if node.op is Ops.COPYTO and node.src[1].op is Ops.CONST else None
+    ))  # fmt: skip
 
 
 def _fills(statement: Node) -> bool:

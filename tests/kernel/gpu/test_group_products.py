@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from baregrad.ir.core.node import Node, toposort
+from baregrad.dtypes import dtypes
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node, alu, cast, range_node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.gpu.group_products import group_products
 from baregrad.testing.virtual_gpu.ptx.errors import IllegalInstruction, SharedMemoryRace
 from tests.kernel import kernels as k
-from tests.kernel.gpu_kernels import HOPPER, lowered, run_text
+from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text
 from tests.kernel.instructions.test_mma_sync import product
 from tests.kernel.instructions.test_wgmma import ASYNC, text
 from tests.kernel.linearise.programs import thread_level
@@ -100,3 +102,14 @@ def test_the_next_tile_comes_before_results_are_stored() -> None:
 def test_other_kernels_stay_as_they_are() -> None:
     loop, _ = lowered(k.matmul(64, 64, 64), "Schedule(bind('i0', 'grid'))", HOPPER)
     assert group_products(loop) is loop
+
+
+def test_a_first_tile_of_rows_that_are_not_there() -> None:
+    """Nobody copies them: the first iteration's copies, ahead of all, are constants."""
+    i, j, q = (range_node(size, place) for place, size in enumerate((192, 64, 128)))
+    rows = k.at(k.param(1, 128, 128, dtype=dtypes.float16), index.sub(i, 64), q)
+    left = cast(k.guard(index.less(63, i), rows), dtypes.float32)
+    right = cast(k.at(k.param(2, 64, 128, dtype=dtypes.float16), j, q), dtypes.float32)
+    total = k.reduce(Ops.ADD, alu(Ops.MUL, left, right), q)
+    kernel = k.kernel(k.out(k.param(0, 192, 64), total, i, j), name="padded")
+    check_gpu(kernel, f"{text((False, True), ASYNC.format(3))[:-1]}, persist(1))")
