@@ -3,17 +3,19 @@
 A sum's result is often used with other elements of memory, as a residual or the weights of a norm
 are. They were loaded where they are used, when threads had met, which takes as long again as the
 first loads did. Loads of arguments whose places do not hang on what was folded begin with those, as
-many as registers have room for.
+many as registers have room for. Of a sum that one thread stores, the last part behind their meeting
+is left to that thread's warp.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, instruction, make_node
 from baregrad.ir.core.op import ELEMENTWISE, Ops
+from baregrad.kernel.gpu.barriers import THREAD
 
 # What threads of a warp, or of a block, do together for a fold.
 _FOLDS = ("shfl.sync.bfly", "bar.sync")
@@ -32,19 +34,28 @@ def load_early(program: Node) -> Node:
     defined = {node for place, node in _outside(code) if place < at}
     counts = Counter(code)
     moved: dict[Node, None] = {}
-    renamed: dict[Node, Node] = {}
+    early_ones: dict[Node, Node] = {}
     room = MOST_NBYTES
+
+    def is_there(node: Node) -> bool:
+        is_known = node in moved or not counts[node] or (node in defined and counts[node] == 1)
+        return is_known and node.op is not Ops.REG
+
     for load, tests in _candidates(code, fold):
         nbytes = max(load.arg.width, 1) * load.dtype.itemsize
-        needed = _needed((*load.src[1:], *tests), defined, moved, counts)
+        needed = arithmetic_of((*load.src[1:], *tests), counts, is_there)
         if needed is None or nbytes > room or counts[load] > 1:
             continue
         room -= nbytes
         moved.update(dict.fromkeys(needed))
         early = _under(load, tests)
         moved.update(dict.fromkeys(early))
-        renamed[load] = early[-1]
-    return _rewritten(program, at, moved, renamed) if renamed else program
+        early_ones[load] = early[-1]
+    if not early_ones:
+        return program
+    gone = moved.keys() | early_ones.keys()
+    rest = [node for node in code[at:] if node not in gone]
+    return program.replace(src=(*code[:at], *moved, *renamed(rest, early_ones)))
 
 
 def _outside(code: Sequence[Node]) -> Iterator[tuple[int, Node]]:
@@ -91,12 +102,13 @@ def _candidates(code: Sequence[Node], fold: int) -> Iterator[tuple[Node, tuple[N
             yield node, tuple(tests)
 
 
-def _needed(
-    roots: Sequence[Node], defined: set[Node], moved: dict[Node, None], counts: Counter[Node]
+def arithmetic_of(
+    roots: Sequence[Node], counts: Counter[Node], is_there: Callable[[Node], bool]
 ) -> list[Node] | None:
-    """The instructions, neither `defined` nor `moved` yet, that some values are made of, in order.
+    """The instructions that some values are made of, in order, but for those that are there.
 
-    None where one of them is no arithmetic on whole numbers that nothing sets anew.
+    None where one of them is no arithmetic on whole numbers that nothing sets anew. counts: how
+    often each instruction stands in the code.
     """
     found: dict[Node, None] = {}
     stack = [(root, False) for root in reversed(roots)]
@@ -105,10 +117,7 @@ def _needed(
         if is_done:
             found[node] = None
             continue
-        is_known = node in defined and counts[node] == 1
-        if is_known or node in moved or node in found or not counts[node]:
-            if node.op is Ops.REG:
-                return None
+        if node in found or is_there(node):
             continue
         if node.op not in ELEMENTWISE or node.dtype.kind == "float" or counts[node] > 1:
             return None
@@ -138,24 +147,14 @@ def _under(load: Node, tests: Sequence[Node]) -> list[Node]:
     return [*made, early]
 
 
-def _rewritten(
-    program: Node, at: int, moved: dict[Node, None], renamed: dict[Node, Node]
-) -> Node:
-    """The PROGRAM with what was moved ahead of the instruction at a position."""
-    memo: dict[Node, Node] = {}
-    gone = moved.keys() | renamed.keys()
-    code: list[Node] = []
-    for position, node in enumerate(program.src):
-        if position == at:
-            code += moved
-            memo |= renamed
-        if position >= at and node in gone:
-            continue
+def renamed(code: Sequence[Node], memo: dict[Node, Node]) -> list[Node]:
+    """Instructions that use others in the place of some, which `memo` names, and of themselves."""
+    done: list[Node] = []
+    for node in code:
         src = tuple([memo.get(child, child) for child in node.src])
-        new = node if src == node.src else node.replace(src=src)
-        memo[node] = new
-        code.append(new)
-    return program.replace(src=tuple(code))
+        memo[node] = new = node if src == node.src else node.replace(src=src)
+        done.append(new)
+    return done
 
 
 # --- what one warp does --------------------------------------------------------------------------
@@ -205,7 +204,7 @@ def _is_warp(number: Node) -> bool:
     if number.op is not Ops.SHR or number.src[1].op is not Ops.CONST:
         return False
     thread = number.src[0]
-    return thread.op is Ops.VAR and thread.arg.name == ".thread" and 1 << number.src[1].arg == 32
+    return thread.op is Ops.VAR and thread.arg.name == THREAD and 1 << number.src[1].arg == 32
 
 
 def _is_own(node: Node) -> bool:

@@ -21,11 +21,12 @@ from typing import NamedTuple
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.attrs import Access, Alloc, Machine, Reg
 from baregrad.ir.core.node import Node, alu, const, instruction, make_node, toposort
-from baregrad.ir.core.op import ELEMENTWISE, Op, Ops
-from baregrad.kernel.gpu.early_loads import is_fold
+from baregrad.ir.core.op import Op, Ops
+from baregrad.kernel.gpu.barriers import THREAD
+from baregrad.kernel.gpu.early_loads import arithmetic_of, is_fold, renamed
 from baregrad.target.gpu import GpuTarget
 
-BLOCK, THREAD = ".block", ".thread"
+BLOCK = ".block"
 # Bytes of asynchronous copies, and of what a thread has in registers while it waits, at most.
 COPIED, MOST_HELD = (4, 8, 16), 256
 # Registers of a thread, about, which say how many blocks share what memory there is.
@@ -92,12 +93,16 @@ def _ahead(
     Each block has its own, and each thread of it: what all blocks read alike is of another kind.
     """
     written = {node.src[0] for node in program.src if node.op is Ops.VSTORE}
+
+    def is_there(node: Node) -> bool:
+        return node is counter or node.op in (Ops.VAR, Ops.CONST)
+
     loads: list[Node] = []
     places: dict[Node, None] = {}
     for load in within:
         if load.op is not Ops.VLOAD or counts[load] > 1 or not _is_plain(load, written):
             continue
-        needed = _needed((load.src[1], *_condition(load)), counts, counter)
+        needed = arithmetic_of((load.src[1], *_condition(load)), counts, is_there)
         names = {one.arg.name for one in toposort(load.src[1]) if one.op is Ops.VAR}
         if needed is not None and {BLOCK, THREAD} <= names:
             loads.append(load)
@@ -141,37 +146,17 @@ def _can_copy(load: Node) -> bool:
     return nbytes in COPIED and load.arg.align % nbytes == 0
 
 
-def _needed(
-    roots: Sequence[Node], counts: Counter[Node], counter: Node | None
-) -> list[Node] | None:
-    """The instructions that values are made of, in order; None if some are no arithmetic."""
-    found: dict[Node, None] = {}
-    stack = [(root, False) for root in reversed(roots)]
-    while stack:
-        node, is_done = stack.pop()
-        if is_done:
-            found[node] = None
-            continue
-        if node is counter or node in found or node.op in (Ops.VAR, Ops.CONST):
-            continue
-        if node.op not in ELEMENTWISE or node.dtype.kind == "float" or counts[node] > 1:
-            return None
-        stack.append((node, True))
-        stack += [(child, False) for child in node.src]
-    return list(found)
-
-
 # --- their places in shared memory ---------------------------------------------------------------
 
 
 class _Slots:
-    """What each thread of a block has in shared memory for its loads that can be copied.
+    """What each thread of a block has in shared memory for loads of a loop that can be copied.
 
-    Of a loop, a register says where in an array the next turn's words are.
+    A register says where in an array the next turn's words are.
     """
 
     def __init__(
-        self, code: Sequence[Node], ahead: _Ahead, counter: Node | None, thread: Node
+        self, code: Sequence[Node], ahead: _Ahead, counter: Node, thread: Node
     ) -> None:
         self.loads = [load for load in ahead.loads if _can_copy(load)]
         self.fixed = [node for node in ahead.places if counter not in toposort(node)]
@@ -195,7 +180,7 @@ class _Slots:
             if own is not thread and own not in self.fixed:
                 self.fixed.append(own)
             self._least[place] = min(load.arg.at, self._least.get(place, load.arg.at))
-            if counter is not None and place not in self._following:
+            if place not in self._following:
                 node = instruction(Ops.REG, place.dtype, (), Reg(register, 1))
                 self._following[place] = node, _step(place, counter)
                 register += 1
@@ -220,7 +205,7 @@ class _Slots:
         are_even = all(step is not None for _, step in self._following.values())
         return bool(self.loads) and are_even and own + taken <= room
 
-    def begun(self, first: Node | None) -> list[Node]:
+    def begun(self, first: Node) -> list[Node]:
         """What begins the copies of the first turn, and says where those of the next one are."""
         code, memo = self._moved(first, self.moving)
         starts: dict[Node, Node] = {}
@@ -248,10 +233,10 @@ class _Slots:
         return instruction(Ops.VLOAD, load.dtype, src, access, load.shape)
 
     def _moved(
-        self, turn: Node | None, nodes: Sequence[Node]
+        self, turn: Node, nodes: Sequence[Node]
     ) -> tuple[list[Node], dict[Node, Node]]:
         """Arithmetic of a turn, and what stands in the place of which."""
-        memo = {} if self._counter is None or turn is None else {self._counter: turn}
+        memo = {self._counter: turn}
         for node in nodes:
             memo[node] = _folded(node.op, *[memo.get(child, child) for child in node.src])
         return [memo[node] for node in nodes], memo
@@ -332,16 +317,6 @@ def _straight(program: Node, counts: Counter[Node]) -> Node | None:
     return program.replace(src=(*moved, _machine("launch.wait"), *rest))
 
 
-def _renamed(code: Sequence[Node], memo: dict[Node, Node]) -> list[Node]:
-    """Instructions that use others in the place of some, which `memo` names."""
-    done: list[Node] = []
-    for node in code:
-        src = tuple([memo.get(child, child) for child in node.src])
-        memo[node] = new = node if src == node.src else node.replace(src=src)
-        done.append(new)
-    return done
-
-
 def _looped(
     program: Node, begin: int, end: int, thread: Node, counts: Counter[Node], target: GpuTarget
 ) -> Node | None:
@@ -371,7 +346,7 @@ def _looped(
     body = [counter, _machine("cp.async.wait", 0), *used, *copies, *loop[fold:]]
     rest = [*_without(body, frozenset(slots.fixed), frozenset(slots.moving), code[end:])]
     outside = [node for node in code[:begin] if node not in slots.fixed]
-    return program.replace(src=(*front, *outside, *_renamed(rest, memo), *code[end:]))
+    return program.replace(src=(*front, *outside, *renamed(rest, memo), *code[end:]))
 
 
 def _without(

@@ -43,7 +43,7 @@ from baregrad.ir.core.node import (
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import Barrier, Pipe, Role, is_box
-from baregrad.kernel.gpu.barriers import BARRIER, sequence
+from baregrad.kernel.gpu.barriers import BARRIER, THREAD, sequence
 from baregrad.kernel.gpu.boxes import ENGINE
 from baregrad.kernel.gpu.clusters import MEETING, differs, nbytes_of, slice_of
 from baregrad.kernel.gpu.teams import block_of_teams, in_teams
@@ -163,7 +163,7 @@ def is_of_block(condition: Node, turns: set[Node], written: set[Node]) -> bool:
     for node in toposort(condition):
         if node.op is Ops.RANGE and node not in turns:
             return False
-        if node.op is Ops.VAR and node.arg.name == ".thread":
+        if node.op is Ops.VAR and node.arg.name == THREAD:
             return False
         if node.op is Ops.LOAD and (node.src[0].op is not Ops.PARAM or node.src[0] in written):
             return False

@@ -38,8 +38,7 @@ class Emitter:
     memory: what the kernel does to buffers. block: of a GPU's kernel the threads of a block, whose
     integers of 32 bits are cheaper than those of 64. tile: the points of the statement that is done
     for all of them at once. layouts: of the registers that are tiles. pipes: whose phases a block
-    counts. spare: returns a number that
-    it has not returned before.
+    counts. spare: returns a number that it has not returned before.
     """
 
     def __init__(self, memory: MemoryUse, block: tuple[int, ...]) -> None:

@@ -95,7 +95,7 @@ def plan_columns(
         across = [("thread", min(block, next_power_of_two(width // lanes)))]
         plan.parts(inner, [*across, ("vector", lanes)] if lanes > 1 else across, "grid")
     for reduction in plan.facts.reductions:
-        own = [axis for axis in reduction.own if extent_of(axis) != 1]
+        own = _moving(reduction)
         if not own or not plan.taken.isdisjoint(own):
             continue
         plan.taken.update(own)
@@ -184,7 +184,7 @@ def _lay_long_columns(
     across = [("thread", threads)]
     plan.parts(ordered, [*across, ("vector", lanes)] if lanes > 1 else across, "grid")
     for reduction in plan.facts.reductions:
-        own = [axis for axis in reduction.own if extent_of(axis) != 1]
+        own = _moving(reduction)
         if own and plan.taken.isdisjoint(own):
             plan.taken.update(own)
             units = [("unroll", steps)] if has_several(reduction) else []
