@@ -181,18 +181,20 @@ def written_before(commands: Sequence[Command]) -> frozenset[int]:
     found: set[int] = set()
     if not any(map(reads_early, commands)):
         return frozenset()
-    written: dict[_Access, None] = {}
+    written: set[_Access] = set()
+    window = _Window()
     for number, command in enumerate(commands):
         accesses = _accesses(command)
         if reads_early(command):
             assert isinstance(command, Exec) and command.kernel.program.launch is not None
-            window = _Window()
-            window.add(list(written))
             # Of one whose module has variables, these come first.
             own = accesses[len(accesses) - len(command.buffers) :]
             if window.conflicts([own[place] for place in command.kernel.program.launch.early]):
                 found.add(number)
-        written.update(dict.fromkeys([one for one in accesses if one[3]]))
+        # Kernels write over the same memory again and again: each place is looked at once.
+        fresh = {one for one in accesses if one[3]} - written
+        written |= fresh
+        window.add(list(fresh))
     return frozenset(found)
 
 

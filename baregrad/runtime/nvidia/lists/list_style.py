@@ -35,9 +35,9 @@ class ListStyle:
 
     `released`: the last kernel releases the timeline itself, where the list ends with a chain: all
     other kernels have ended when the head of a chain begins, and those of the chain one after the
-    other. What is submitted next waits for the timeline. `release_barrier`: that release
-    waits for the whole machine to see all writes; the memory of buffers is the GPU's own, so that
-    its own view is enough.
+    other. What is submitted next waits for idleness. `release_barrier`: that release waits for the
+    whole machine to see all writes; the memory of buffers is the GPU's own, so that its own view is
+    enough.
 
     `keeps`: constants and descriptors that did not change since the list was last submitted stay in
     the GPU's caches; else constants are dropped each time. `refetched`: `action` has the GPU fetch
