@@ -29,7 +29,7 @@ PARTS = 64
 MOST_PARTS = 256
 PART = 1 << 16
 # Terms of a sum that are added one after the other. A row's are added to so many sums at once.
-IN_ORDER = 1 << 15
+IN_ORDER = 1 << 13
 AT_ONCE = 64
 SHORT = 1 << 12
 
@@ -39,17 +39,17 @@ def _visit(node: Node) -> Node | None:
         return None
     value = node.src[0]
     elements = index.product(value.shape)
-    if not isinstance(elements, int) or elements < LONG:
-        return None
     results = index.product(node.shape)
-    if not isinstance(results, int):
+    if not isinstance(elements, int) or not isinstance(results, int):
         return None
-    if results >= FEW:
+    if results >= FEW or elements < LONG:
         return _of_short_sums(node, value)
     most = min(max(elements // PART, PARTS), MOST_PARTS)
     least = max(-(-FEW // (2 * results)), 2)
     # The outermost reduced axis that is long enough is cut: a part's elements lie near each other.
-    axis = next((i for i in sorted(node.arg.axes) if value.shape[i] >= least), None)
+    near = innermost(value)
+    axes = sorted(node.arg.axes, key=lambda axis: (axis == near, axis))
+    axis = next((axis for axis in axes if value.shape[axis] >= least), None)
     if axis is None:
         return None
     return _in_parts(node, value, axis, most, least)

@@ -84,3 +84,22 @@ def test_a_product_of_matrices_is_one_sum() -> None:
     x, y = param(0, 32, 1 << 17), param(1, 1 << 17, 32)
     made = canonicalise(sink(x @ y))
     assert not [node for node in toposort(made) if node.op is Ops.CONTIGUOUS]
+
+
+@pytest.mark.parametrize(
+    "shape", [(34325, 6), (34325, 17), (9001, 30), (200005, 1), (300, 500, 3)]
+)
+def test_sums_are_near_however_their_terms_lie(shape: tuple[int, ...]) -> None:
+    """Term after term they would be up to 3e-4 off, as all are about -30000."""
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal(shape) - 30000).astype(np.float32)
+    t, wide = Tensor(x, device="CPU").realize(), x.astype(np.float64)
+    last = tuple(range(x.ndim - 1))
+    for found, exact in (
+        (t.sum(), wide.sum()),
+        (t.sum(last), wide.sum(last)),
+        (t.permute(*range(x.ndim)[::-1]).sum(), wide.sum()),
+        (t.reshape(-1)[::5].sum(), wide.reshape(-1)[::5].sum()),
+        (t[..., :1].sum(), wide[..., :1].sum()),
+    ):
+        np.testing.assert_allclose(found.numpy(), exact, rtol=5e-6)

@@ -18,7 +18,7 @@ from baregrad.kernel.facts.analysis import (
 )
 from baregrad.kernel.language.schedule import Collapse
 from baregrad.kernel.planning.common.tiling import PlannedAxis, points
-from baregrad.kernel.planning.cpu.sum_plan import SumPlan
+from baregrad.kernel.planning.cpu.sum_plan import SumPlan, counts_order
 
 # Folding a register's lanes into one costs about this many operations.
 FOLD_OPS = 10.0
@@ -43,6 +43,9 @@ MASK_COST = 6.0
 FORMULA_COST = 3.0
 # Every other element: two loads and what puts them together.
 PAIR_LOADS = 4
+# Floats that are added in order to one sum, from which on errors count: each is off by a half of
+# the sum's last bit. A long axis has so many sums.
+LEAST_TERMS, MOST_SUMS = 1 << 12, 64
 # Elements between steps from which each step reads another line.
 FAR_STEP = 8
 
@@ -69,6 +72,8 @@ def lane_axis(plan: SumPlan) -> PlannedAxis | None:
             best, least = axis, cost
     if best is None:
         best = _axis_of_functions(plan, operands) or _axis_of_results(plan, operands, free, least)
+    if best is None or best.inside(plan.main.own):
+        best = _axis_of_terms(plan, 1 if best is None else min(best.size, MOST_SUMS)) or best
     if best is not None and best not in plan.axes:
         _collapse(plan, best)
     return best
@@ -91,6 +96,19 @@ def _axis_of_functions(
         if cost < least:
             best, least = axis, cost
     return best
+
+
+def _axis_of_terms(plan: SumPlan, sums: int) -> PlannedAxis | None:
+    """The longest axis of floats of which too many would be added in order to each of few sums.
+
+    Its elements lie far apart; bringing them together takes less time than a lone sum waits.
+    """
+    node = plan.main.node
+    if node.arg.monoid.primitive is None or not counts_order(node):
+        return None
+    longest = max(plan.own(), key=lambda axis: axis.size, default=None)
+    terms = iterations(plan.main.own) // sums
+    return longest if longest is not None and min(longest.size, terms) >= LEAST_TERMS else None
 
 
 def _work(plan: SumPlan) -> float:
