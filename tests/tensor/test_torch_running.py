@@ -171,6 +171,8 @@ def test_arguments_of_moves() -> None:
         count = t.tensor([3, 4])
         count.copy_(t.tensor([1.9, -1.9]))
         assert count.tolist() == [1, -1]
+    with pytest.raises(DTypeError, match="found True"):
+        Tensor([1.0]).to(True)
 
 
 def test_norms_by_older_names() -> None:

@@ -62,9 +62,10 @@ def to(
     waits before the values are read. memory_format: how the result lies, such as
     baregrad.channels_last.
     """
-    flags = [arg for arg in args if arg.__class__ is bool]
+    # A flag without anything ahead of it says nothing: it is no dtype either.
+    flags = [arg for arg in args[1:] if arg.__class__ is bool]
     if flags:
-        args = tuple([arg for arg in args if arg.__class__ is not bool])
+        args = (args[0], *[arg for arg in args[1:] if arg.__class__ is not bool])
         copy = copy or any(flags[1:])
     for arg in args:
         if isinstance(arg, TensorLike):
