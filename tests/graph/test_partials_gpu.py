@@ -246,6 +246,20 @@ def test_few_tiles_for_matrix_units_are_cut_along_the_depth(
     assert all(node.dtype is dtypes.bfloat16 for node in padded)
 
 
+@pytest.mark.parametrize(("rows", "parts"), [(16, 16), (64, 16), (128, 1)])
+def test_more_rows_are_few_where_a_factor_is_unpacked(rows: int, parts: int) -> None:
+    """A block waits for the words of each panel, and few tiles have few panels under way."""
+    shape = (rows, 2048, 8192)
+    words = cast(argument(1, dtypes.uint8, 2048, 8192), dtypes.bfloat16)
+    plain = argument(2, dtypes.bfloat16, 2048, 8192)
+    for other, wanted in ((words, parts), (plain, parts if rows == 16 else 1)):
+        row = expand(reshape(argument(0, dtypes.bfloat16, rows, 8192), (rows, 1, 8192)), shape)
+        factors = [cast(one, F32) for one in (row, expand(reshape(other, (1, *shape[1:])), shape))]
+        root = Node(Ops.SINK, dtypes.token, (total(alu(Ops.MUL, *factors), 2),))
+        kept = stored(canonicalise(root, None, HOPPER))
+        assert kept == ([] if wanted == 1 else [(wanted, rows, 2048)])
+
+
 def test_parts_of_windows_are_stored_along_the_channels() -> None:
     rows, channels, taps, depth = 8, 32, 3, 4096
     wide = (rows, channels, taps, depth)
