@@ -125,7 +125,8 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     products = _products(plan, factors)
     ranked: list[_AnyChoice] = []
     engine: Orders | None = None
-    operations = operations_of(factors.left), operations_of(factors.right)
+    near = orders.depth[-1]
+    operations = operations_of(factors.left, near), operations_of(factors.right, near)
     if any(operations) and any(words):
         ranked += ranked_unpacked(plan.target, products, operations, CHUNK, words)
     if not ranked:

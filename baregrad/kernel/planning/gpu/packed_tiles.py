@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from baregrad.ir.core.node import toposort
-from baregrad.ir.core.op import ELEMENTWISE, mask_of
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
 from baregrad.kernel.planning.gpu.gemm_factors import Factor
 from baregrad.kernel.planning.gpu.gemm_tiles import (
     BEGIN,
@@ -34,8 +34,9 @@ from baregrad.target.gpu import GpuTarget
 _ELEMENTWISE = mask_of(ELEMENTWISE)
 PANELS = (64, 128, 256)
 SLOTS = (2, 3)
-# Instructions of an element that is unpacked beside its operations: four share loads and stores.
-BESIDE = 2
+# Elements that a lane unpacks together, and instructions of each beside its operations: they share
+# loads and stores.
+CHUNK, BESIDE = 4, 2
 
 
 class UnpackedChoice(NamedTuple):
@@ -64,18 +65,22 @@ TILES = tuple([
 ])  # fmt: skip
 
 
-def operations_of(factor: Factor) -> int:
-    """Operations that make an element of what lies packed in words; 0 where nothing is."""
+def operations_of(factor: Factor, near: Node) -> float:
+    """Operations that make an element of what lies packed in words; 0 where nothing is.
+
+    near: the axis whose neighbours a lane makes together, which share what it does to a word.
+    """
     if not any(read.array.dtype.kind == "uint" for read in factor.reads):
-        return 0
-    return sum(
-        bool(node.op.bit & _ELEMENTWISE) and node.dtype.kind != "index"
-        for node in toposort(factor.value)
-    )
+        return 0.0
+    made = [
+        node for node in toposort(factor.value)
+        if node.op.bit & _ELEMENTWISE and node.mask & Ops.INDEX.bit and node.op is not Ops.BITCAST
+    ]
+    return sum([1.0 if near in node.ranges else 1.0 / CHUNK for node in made])
 
 
 def ranked_unpacked(
-    target: GpuTarget, sizes: Sequence[Product], operations: tuple[int, int], gap: int,
+    target: GpuTarget, sizes: Sequence[Product], operations: tuple[float, float], gap: int,
     words: tuple[bool, bool],
 ) -> list[UnpackedChoice]:
     """Tiles and panels that a multiprocessor holds, that of the least time first.
@@ -102,7 +107,7 @@ def ranked_unpacked(
 
 def _cycles(
     target: GpuTarget, size: Product, tile: WarpTile, slots: int, panel: int,
-    operations: tuple[int, int], gap: int, words: tuple[bool, bool],
+    operations: tuple[float, float], gap: int, words: tuple[bool, bool],
 ) -> float | None:
     """What a product takes with a tile; None where a multiprocessor does not hold the tile."""
     waiting = held(tile, panel, words)

@@ -27,10 +27,11 @@ from tests.kernel.packed_products import packed_product
 GAP, WORDS = 8, (True, False)
 
 
-def factors_of(kernel: Node) -> list[int]:
+def factors_of(kernel: Node) -> list[float]:
     found = gemm_factors(GpuPlan(facts_of(prepare(kernel, HOPPER)), HOPPER))
     assert found is not None
-    return [operations_of(found.left), operations_of(found.right)]
+    near = found.depth[-1]
+    return [operations_of(found.left, near), operations_of(found.right, near)]
 
 
 @pytest.mark.parametrize("name", ["Q6_K", "Q4_K", "Q8_0"])
