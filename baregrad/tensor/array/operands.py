@@ -25,12 +25,12 @@ from baregrad.dtypes import (
     result_type,
 )
 from baregrad.ir.core.node import Node, const
-from baregrad.ir.core.op import COMPARE, Op
+from baregrad.ir.core.op import COMPARE, Op, Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import plain
-from baregrad.tensor.array.grad_mode import grad_enabled
+from baregrad.tensor.array.grad_mode import enable_grad, grad_enabled
 from baregrad.tensor.array.tensor_like import Operand, Scalar, Tensor, TensorLike
-from baregrad.tensor.array.views import twin
+from baregrad.tensor.array.views import Pulled, twin
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -206,6 +206,54 @@ def stepwise(value: Tensor, *sources: TensorLike) -> Tensor:
         if source.requires_grad:
             node = nodes.where(never, nodes.cast(source.node, value.dtype), node)
     return result(node, value, *sources)
+
+
+class _Derivative:
+    """The gradient of an argument, which a function's own rule makes of that of its value.
+
+    The value that the rule takes is marked as the first one was: its gradients come by it as well.
+    Nodes are held, what tensors show now: these may be written over.
+    """
+
+    __slots__ = ("argument", "device", "kind", "more", "rule", "value")
+
+    def __init__(
+        self, value: TensorLike, x: TensorLike, rule: Callable[..., Any],
+        more: tuple[TensorLike, ...],
+    ) -> None:  # fmt: skip
+        self.kind = type(x)
+        self.device = x.device
+        self.rule = rule
+        self.value = value.node
+        self.argument = x.node
+        self.more = [one.node for one in more]
+
+    def marked(self) -> Any:
+        mark = Pulled((self.argument,), self)
+        node = Node(Ops.DETACH, self.value.dtype, (self.value,), mark)
+        return self.kind._make(node, self.device, True)
+
+    def __call__(self, gradient: Node) -> tuple[Node]:
+        g, x, *more = [
+            self.kind._holding(node, self.device, node.dtype.kind == "float", ())
+            for node in (gradient, self.argument, *self.more)
+        ]
+        # Whoever asked for it may take its gradient, whatever is recorded meanwhile.
+        with enable_grad():
+            return (self.rule(g, x, self.marked(), *more).node,)
+
+
+def derived(value: Tensor, x: Tensor, rule: Callable[..., Tensor], *more: Tensor) -> Tensor:
+    """`value` as a function of `x` whose gradient is rule(gradient of the value, x, value, *more).
+
+    x, more: of the value's shape, what it was made of. The rule is of ops of one element each, as
+    it says itself, and differentiated in turn. One that multiplies the gradient but once gives no
+    difference of infinities, as a sum over the ops that made the value may.
+    """
+    if not (grad_enabled() and x.requires_grad):
+        return value
+    marked: Tensor = _Derivative(value, x, rule, more).marked()
+    return marked
 
 
 def broadcast_operands(

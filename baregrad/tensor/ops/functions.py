@@ -19,6 +19,7 @@ from baregrad.tensor.array.axes import own_axis
 from baregrad.tensor.array.operands import (
     broadcast_operands,
     common_dtype,
+    derived,
     elementwise,
     float_dtype,
     lift,
@@ -103,7 +104,7 @@ def expm1(x: Tensor) -> Tensor:
     small = (x > -1) & (x < 1)
     # tanh(x/2) = (e^x - 1) / (e^x + 1)
     near = tanh(small.where(x, 0) * 0.5) * (small.where(e, 0) + 1)
-    return small.where(near, e - 1)
+    return derived(small.where(near, e - 1), x, lambda g, x, y, e: g * e, e)
 
 
 @through_float32
@@ -115,7 +116,9 @@ def log1p(x: Tensor) -> Tensor:
     # log(u + lost) = log(u) + lost/u to within lost**2, which is far below rounding.
     safe = correctable.where(u, 1)
     # 0 less the logarithm, negated, is -0 where that is 0: the sum then has the sign of `lost`.
-    return -(0 - log(u)) + correctable.where(lost, 0) / safe
+    return derived(
+        -(0 - log(u)) + correctable.where(lost, 0) / safe, x, lambda g, x, y: g / (x + 1)
+    )
 
 
 @through_float32
@@ -258,21 +261,29 @@ def relu6(x: Tensor) -> Tensor:
 @through_float32
 def sigmoid(x: Tensor) -> Tensor:
     """Return 1 / (1 + exp(-x))."""
-    # exp of a negative number alone: neither the value nor the gradient overflows.
+    # exp of a negative number alone does not overflow.
     e = exp((x < 0).where(x, -x))
-    return (x < 0).where(e, 1) / (1 + e)
+    return _share(x, (x < 0).where(e, 1), e)
+
+
+def _share(x: Tensor, part: Tensor, e: Tensor) -> Tensor:
+    """sigmoid(x) as part / (1 + e)."""
+    return derived(part / (1 + e), x, lambda g, x, y: g * (1 - y) * y)
 
 
 @through_float32
 def logsigmoid(x: Tensor) -> Tensor:
     """Return log(sigmoid(x))."""
-    return (x < 0).where(x, 0) - log1p(exp((x < 0).where(x, -x)))
+    e = exp((x < 0).where(x, -x))
+    value = (x < 0).where(x, 0) - log1p(e)
+    return derived(value, x, lambda g, x, y, e: g * _share(-x, (x < 0).where(1, e), e), e)
 
 
 @through_float32
 def silu(x: Tensor) -> Tensor:
     """Return x * sigmoid(x)."""
-    return x * sigmoid(x)
+    s = sigmoid(x)
+    return derived(x * s, x, lambda g, x, y, s: g * s * (1 + x * (1 - s)), s)
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -297,17 +308,37 @@ def _single_gelu(x: Tensor, op: Op) -> Tensor:
 def _tanh_gelu(x: Tensor) -> Tensor:
     # A product of x and a polynomial of its square: its gradient has fewer terms than a cube's.
     slope = math.sqrt(2 / math.pi)
-    return x * 0.5 * (1 + tanh(x * (slope + slope * 0.044715 * (x * x))))
+    t = tanh(x * (slope + slope * 0.044715 * (x * x)))
+
+    def rule(g: Tensor, x: Tensor, y: Tensor, t: Tensor) -> Tensor:
+        inner = slope + 3 * slope * 0.044715 * (x * x)
+        return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner)
+
+    return derived(x * 0.5 * (1 + t), x, rule, t)
 
 
 @through_float32
 def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """Return log(1 + exp(beta*x)) / beta; `x` itself where beta*x exceeds the threshold."""
+    return _softplus(x, beta, threshold)[0]
+
+
+def _softplus(
+    x: Tensor, beta: float, threshold: float
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """`softplus`, and the parts that its derivative is made of."""
     scaled = x * beta
     large = scaled > threshold
     t = large.where(0, scaled)
-    smooth = ((t > 0).where(t, 0) + log1p(exp((t > 0).where(-t, t)))) / beta
-    return large.where(x, smooth)
+    e = exp((t > 0).where(-t, t))
+    smooth = ((t > 0).where(t, 0) + log1p(e)) / beta
+    parts = (large, t, e)
+    value = large.where(x, smooth)
+    return derived(value, x, lambda g, x, y, *parts: g * _softplus_slope(*parts), *parts), parts
+
+
+def _softplus_slope(large: Tensor, t: Tensor, e: Tensor) -> Tensor:
+    return large.where(1, _share(t, (t > 0).where(1, e), e))
 
 
 @through_float32
@@ -385,13 +416,24 @@ def hardswish(x: Tensor) -> Tensor:
     """Return x * hardsigmoid(x)."""
     inside = (x > -3) & (x < 3)
     t = inside.where(x, 0)
-    return inside.where(t * (t + 3) / 6, (x <= -3).where(0, x))
+    value = inside.where(t * (t + 3) / 6, (x <= -3).where(0, x))
+    return derived(
+        value, x,
+        lambda g, x, y, inside, t: inside.where(g * (t / 3 + 0.5), (x <= -3).where(0, g)),
+        inside, t,
+    )  # fmt: skip
 
 
 @through_float32
 def mish(x: Tensor) -> Tensor:
     """Return x * tanh(softplus(x))."""
-    return x * tanh(softplus(x))
+    value, parts = _softplus(x, 1.0, 20.0)
+    t = tanh(value)
+
+    def rule(g: Tensor, x: Tensor, y: Tensor, t: Tensor, *parts: Tensor) -> Tensor:
+        return g * (t + x * _softplus_slope(*parts) * (1 - t * t))
+
+    return derived(x * t, x, rule, t, *parts)
 
 
 @through_float32
