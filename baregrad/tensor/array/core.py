@@ -115,7 +115,7 @@ class Array:
         if self._look is not None:
             return self._look[0]
         deferred = self._storage.deferred
-        if deferred is not None and views.is_whole(self._steps):
+        if deferred is not None and (not self._steps or views.is_whole(self._steps)):
             return deferred.form.shape
         return self._value().shape
 
@@ -125,7 +125,7 @@ class Array:
         if self._look is not None:
             return self._look[1]
         deferred = self._storage.deferred
-        if deferred is not None and views.is_whole(self._steps):
+        if deferred is not None and (not self._steps or views.is_whole(self._steps)):
             return deferred.form.dtype
         return self._value().dtype
 

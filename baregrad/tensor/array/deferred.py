@@ -223,6 +223,13 @@ class DeferredValue:
         self.handle = node.arg.handle
         return self
 
+    @classmethod
+    def of_array(cls, handle: Any, form: Form) -> DeferredValue:
+        """The value of an array in a buffer, over which nobody has a node of another value."""
+        self = cls(None, _ARRAY, form)
+        self.handle = handle
+        return self
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The extents of the value."""

@@ -18,14 +18,14 @@ import numpy as np
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
-from baregrad.ir.core.attrs import BufferRef
-from baregrad.ir.core.node import Node
 from baregrad.ir.core.requirements import value_of
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import plain
-from baregrad.tensor.array.core import realize_storages
+from baregrad.tensor.array.core import Array, realize_storages
+from baregrad.tensor.array.deferred import DeferredValue
 from baregrad.tensor.array.link import SessionLike, session
-from baregrad.tensor.array.storage import Storage, buffer_node
+from baregrad.tensor.array.put_off import form_of_fields, put_off
+from baregrad.tensor.array.storage import Storage
 from baregrad.tensor.array.tensor_like import Tensor
 
 _LAST = (1 << 64) - 1
@@ -38,8 +38,8 @@ _AHEAD, _ROW_NBYTES, _PIECES = 8, 256, 2
 
 
 def _references(parts: list[Any]) -> int:
-    """The most references to any of them, with the list's, a name's and, perhaps, a call's."""
-    return max(getrefcount(part) for part in parts)
+    """The most references to any of them, with the list's and, perhaps, a call's."""
+    return max(map(getrefcount, parts))
 
 
 # References to what nobody else has, as this Python counts them.
@@ -49,8 +49,8 @@ _OWN = _references([object()])
 class RandomState:
     """A sequence's (key, counter): `storage` holds it, `counter` is known while the host counts.
 
-    That is as long as the storage holds the leaf that the host gave it: replays count on the device
-    and leave a leaf of their own.
+    That is as long as the storage holds the array that the host gave it, known as such: replays
+    count on the device and leave one of their own.
     """
 
     def __init__(self, owner: SessionLike, device: str, seed: int) -> None:
@@ -60,39 +60,44 @@ class RandomState:
         self._recent: deque[Any] = deque(maxlen=_HELD)
         # The states that follow if more draws take as many values as the last one, the next last.
         self._step = -1
-        self._following: list[Node] = []
+        self._following: list[DeferredValue] = []
         self._pieces: deque[tuple[Any, list[Any]]] = deque(maxlen=_PIECES)
+        self._form = form_of_fields(owner, Array, dtypes.uint64, (2,), device, False)
         # The state is the session's, also where a jitted function's first run is the first to draw.
-        self.storage = Storage(self._upload(device, noted=False), device)
-        self.note_leaf()
-
-    def note_leaf(self) -> None:
-        """Note that the host knows what the storage holds."""
+        first = self._upload(device, noted=False)
+        self.storage = Storage(first, device)
         # Weakly: what replays write over has no readers that are not counted.
-        self._leaf = weakref.ref(self.storage.node)
+        self._leaf = weakref.ref(first)
+        self._shown: Any = None
+
+    def _is_known(self) -> bool:
+        """Whether the host knows what the storage holds."""
+        held = self.storage.deferred
+        return self.counter is not None and held is not None and held is self._leaf()
 
     def restart(self, seed: int, counter: int = 0) -> None:
         """Start anew from a seed, behind so many of its numbers."""
         with self.owner.lock:
             self.key, self.counter, self._step = seed & _LAST, counter & _LAST, -1
-            self.storage.put(self._upload(self.storage.device, noted=False))
-            self.note_leaf()
+            leaf = self._upload(self.storage.device, noted=False)
+            self.storage.put(leaf)
+            self._leaf = weakref.ref(leaf)
 
     def read(self) -> tuple[int, int]:
         """The key and the counter, which are awaited where replays counted."""
         with self.owner.lock:
-            if self.counter is None or self.storage.node is not self._leaf():
+            if not self._is_known():
                 self._read()
             assert self.counter is not None
             return self.key, self.counter
 
-    def _upload(self, device: str, noted: bool = True) -> Node:
+    def _upload(self, device: str, noted: bool = True) -> DeferredValue:
         data = np.array([self.key, self.counter], np.uint64)
         ref = self.owner.upload(data, dtypes.uint64, (2,), device, noted)
         self._recent.append(ref.handle)
-        return buffer_node(ref, dtypes.uint64)
+        return DeferredValue.of_array(ref.handle, self._form)
 
-    def _next(self, count: int, device: str) -> Node:
+    def _next(self, count: int, device: str) -> DeferredValue:
         """The state that the counter is at now, `count` values after the one before.
 
         A loop draws as much again and again: then some states are uploaded together.
@@ -105,7 +110,7 @@ class RandomState:
             self._following = self._upload_ahead(count, device)
         return self._following.pop()
 
-    def _upload_ahead(self, count: int, device: str) -> list[Node]:
+    def _upload_ahead(self, count: int, device: str) -> list[DeferredValue]:
         assert self.counter is not None
         rows = np.zeros((_AHEAD, _ROW_NBYTES // 8), np.uint64)
         rows[:, 0] = self.key
@@ -116,8 +121,8 @@ class RandomState:
             whole = ref.handle
             parts = [whole.view(row * _ROW_NBYTES, 16) for row in range(_AHEAD)]
         self._pieces.append((whole, parts))
-        states = [BufferRef(part, (2,), device).renewed() for part in reversed(parts)]
-        return [buffer_node(state, dtypes.uint64) for state in states]
+        # Nobody has a value of what lay there before.
+        return [DeferredValue.of_array(part, self._form) for part in reversed(parts)]
 
     def _piece(self, device: str) -> tuple[Any, list[Any]]:
         """The piece of memory whose turn it is, and its parts, if nobody has a state there."""
@@ -129,15 +134,49 @@ class RandomState:
             return whole, parts
         return None, []
 
+    def draw(
+        self, cls: type[Tensor], count: Any, drawing: Callable[..., Tensor], *others: Any
+    ) -> Tensor:
+        """`drawing` of the state, before `count` fresh values of its counter are taken, and others.
+
+        The state is a tensor, (2,) of uint64; the call is put off. Threads draw one after the
+        other.
+        """
+        with self.owner.lock:
+            storage, watching = self.storage, self.owner.watching
+            leaf = storage.deferred
+            if (
+                leaf is None or leaf is not self._leaf() or count.__class__ is not int
+                or count >> 63 or watching.observers or watching.downloads or watching.writes
+            ):
+                made: Tensor = put_off(drawing, (self.take(cls, count), *others), {})
+                return made
+            # What shows the state now is enough: nobody sees it but the call.
+            if self._shown.__class__ is not cls:
+                self._shown = cls._on(storage)
+            made = put_off(drawing, (self._shown, *others), {})
+            self._go_on(count)
+            return made
+
+    def _go_on(self, count: int) -> None:
+        assert self.counter is not None
+        self.counter = (self.counter + count) & _LAST
+        following = self._following
+        if following and count == self._step:
+            leaf = following.pop()
+        else:
+            leaf = self._next(count, self.storage.device)
+        self.storage.put(leaf)
+        self._leaf = weakref.ref(leaf)
+        # Whoever remembers calls sees that this one is not like any other.
+        self.owner.watching.touched += 1
+
     def take(self, cls: type[Tensor], count: Any) -> Tensor:
         """The state before `count` fresh values of its counter are taken: (2,) of uint64.
 
-        Threads draw one after the other.
+        A captured function takes it in its graph, and where the host does not know the counter, it
+        asks for it.
         """
-        with self.owner.lock:
-            return self._take(cls, count)
-
-    def _take(self, cls: type[Tensor], count: Any) -> Tensor:
         storage = self.storage
         is_captured = bool(self.owner.watching.downloads)
         if not is_captured and not isinstance(count, int):
@@ -150,28 +189,28 @@ class RandomState:
             storage.put(nodes.add(now, step))
             self.counter = None
             return cls._make(now, storage.device)
-        if self.counter is None or storage.node is not self._leaf():
-            self._read()
-            return self._take(cls, count)
         if count >> 63:
             raise ShapeError(
                 "more random numbers than can be counted", found=count, wanted="fewer than 2**63"
             )
+        if not self._is_known():
+            self._read()
         held = storage.deferred
-        before = cls._on(Storage(storage.node if held is None else held, storage.device))
-        self.counter = (self.counter + count) & _LAST
-        storage.put(self._next(count, storage.device))
-        self.note_leaf()
-        # Whoever remembers calls sees that this one is not like any other.
-        self.owner.watching.touched += 1
+        assert held is not None
+        before = cls._on(Storage(held, storage.device))
+        self._go_on(int(count))
         return before
 
     def _read(self) -> None:
         realize_storages((self.storage,))
         self._step = -1
-        raw = self.owner.download(self.storage.node.arg, dtypes.uint64)
+        node = self.storage.node
+        raw = self.owner.download(node.arg, dtypes.uint64)
         self.key, self.counter = (int(value) for value in raw.view(np.uint64))
-        self.note_leaf()
+        self.storage.defer(node, DeferredValue.of_leaf(node, self._form))
+        leaf = self.storage.deferred
+        assert leaf is not None
+        self._leaf = weakref.ref(leaf)
 
 
 class RandomSource:
@@ -269,17 +308,19 @@ def place_now() -> Callable[[], None]:
     owner = session()
     with owner.lock:
         seed, states = owner.seed, _own_states(owner)
-        before = [(one, one.storage.node, one.key, one.counter, one._leaf)
-                  for one in states.values()]  # fmt: skip
+        before = [
+            (one, one.storage.deferred or one.storage.node, one.key, one.counter, one._leaf)
+            for one in states.values()
+        ]
 
     def back() -> None:
         with owner.lock:
             owner.seed = seed
             for device in _own_states(owner).keys() - states.keys():
                 del owner.random_states[device]
-            for one, node, key, counter, leaf in before:
-                if one.storage.node is not node:
-                    one.storage.put(node)
+            for one, value, key, counter, leaf in before:
+                if (one.storage.deferred or one.storage.node) is not value:
+                    one.storage.put(value)
                     one.key, one.counter, one._leaf, one._step = key, counter, leaf, -1
 
     return back

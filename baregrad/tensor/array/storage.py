@@ -229,18 +229,22 @@ class Storage:
             if self.watcher is not None:
                 self.tell_watcher()
             before = self.deferred
-            last: Node | None = self.known_node
+            last: Node | None = None
             if before is None:
+                last = self.known_node
                 if last is not None and last.op is _BUFFER:
                     self.previous = last.arg
             elif before.call is None:
                 self.previous = before if old is None else before.node.arg
-            # Nothing runs between the two, since what they drop is held: no Ctrl-C comes.
+            # Nothing runs between the two, since what they drop is held: no Ctrl-C comes. A value
+            # that was deferred holds the node it has.
             if isinstance(value, DeferredValue):
                 value.is_read = True
                 self.deferred = value
-                if last is not None:
+                try:  # noqa: SIM105 - nor may a call come between them
                     del self.node
+                except AttributeError:
+                    pass
             else:
                 self.node = value
                 self.deferred = None

@@ -22,7 +22,6 @@ from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import own_axis, plain
 from baregrad.tensor.array.core import check_float
 from baregrad.tensor.array.link import session
-from baregrad.tensor.array.put_off import put_off
 from baregrad.tensor.array.random_state import RandomSource, state
 from baregrad.tensor.array.tensor_like import Extents, Tensor
 from baregrad.tensor.ops.creation import as_shape, choose_device, complex_class
@@ -31,6 +30,7 @@ from baregrad.tensor.ops.sorting import order, topk
 # Bits of randomness in a uniform number: no more than the dtype holds exactly.
 # Numbers of 32 bits, of which as many are dropped as a probability says.
 _WORDS = 1 << 32
+_INTEGERS = frozenset((int,))
 _UNIFORM_BITS = (
     (dtypes.float64, 53),
     (dtypes.float32, 24),
@@ -59,6 +59,8 @@ def _bits(seed: Tensor, shape: tuple[Any, ...], draws: int = 1) -> list[Node]:
 def _paired(shape: tuple[Any, ...]) -> tuple[Any, ...]:
     """The shape of the draws that neighbours along the last axis share, two of them each."""
     *others, last = shape or (1,)
+    if last.__class__ is int:
+        return (*others, (last + 1) // 2)
     return (*others, index.floordiv(index.add(last, 1), 2))
 
 
@@ -109,7 +111,7 @@ def _normal(seed: Tensor, shape: tuple[Any, ...], dtype: DType) -> Node:
 
 # --- drawing ------------------------------------------------------------------------------------
 #
-# What a draw computes of a state; `_drawn` puts the call off.
+# What a draw computes of a state; the state puts the call off.
 
 
 def _drawn(
@@ -117,10 +119,11 @@ def _drawn(
     *others: Any, draws: int = 1, source: RandomSource | None = None,
 ) -> Tensor:
     """`drawing` of a source's or device's state, from which values for a shape are taken."""
-    count = index.as_dim(index.mul(index.product(shape), draws))
-    seed = state(device, source).take(cls, count)
-    made: Tensor = put_off(drawing, (seed, *others), {})
-    return made
+    if _INTEGERS.issuperset(map(type, shape)):
+        count = math.prod(shape) * draws
+    else:
+        count = index.as_dim(index.mul(index.product(shape), draws))
+    return state(device, source).draw(cls, count, drawing, *others)
 
 
 def _draw_uniform(seed: Tensor, shape: tuple[Any, ...], dtype: DType) -> Tensor:
