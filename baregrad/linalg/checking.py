@@ -117,11 +117,13 @@ def linked(
 
     def rule(gradient: Node) -> tuple[Node, ...]:
         made = [Tensor._make(node, value.device, True) for node in (held[0], gradient)]
-        found = pull(made[0], made[1])
-        return tuple(
-            nodes.cast(nodes.sum_to(part.node, x.shape), x.dtype)
-            for part, x in zip(found, sources, strict=True)
-        )
+        # Whoever asked for it may take its gradient, whatever is recorded meanwhile.
+        with grad_mode.enable_grad():
+            found = pull(made[0], made[1])
+            return tuple(
+                nodes.cast(nodes.sum_to(part.node, x.shape), x.dtype)
+                for part, x in zip(found, sources, strict=True)
+            )
 
     marked = Node(Ops.DETACH, below.dtype, (below,), Pulled(marks, rule))
     held.append(marked)
