@@ -146,7 +146,7 @@ def logit(x: Tensor, eps: float | None = None) -> Tensor:
     y = x if eps is None else x.clamp(eps, 1 - eps)
     # What is outside has a derivative by the formula, and is no number all the same.
     y = y * ((y < 0) | (y > 1)).where(math.nan, 1)
-    return log(y) - log1p(-y)
+    return derived(log(y) - log1p(-y), y, lambda g, x, y: g / (x * (1 - x)))
 
 
 # --- trigonometry -------------------------------------------------------------------------------
@@ -155,21 +155,23 @@ def logit(x: Tensor, eps: float | None = None) -> Tensor:
 @through_float32
 def tan(x: Tensor) -> Tensor:
     """Return the tangent."""
-    return sin(x) / cos(x)
+    return derived(sin(x) / cos(x), x, lambda g, x, y: g * (1 + y * y))
 
 
 @through_float32
 def asin(x: Tensor) -> Tensor:
     """Return the inverse sine; NaN outside [-1, 1]."""
     # Half the angle, whose tangent is finite at 1 too.
-    return atan(x / (1 + sqrt(1 - x) * sqrt(1 + x))) * 2
+    root = sqrt(1 - x) * sqrt(1 + x)
+    return derived(atan(x / (1 + root)) * 2, x, lambda g, x, y, root: g / root, root)
 
 
 @through_float32
 def acos(x: Tensor) -> Tensor:
     """Return the inverse cosine; NaN outside [-1, 1]."""
     # A quarter of the angle, whose tangent has no root below it that is 0 twice.
-    return atan(sqrt(1 - x) / (math.sqrt(2) + sqrt(1 + x))) * 4
+    angle = atan(sqrt(1 - x) / (math.sqrt(2) + sqrt(1 + x))) * 4
+    return derived(angle, x, lambda g, x, y: -g / (sqrt(1 - x) * sqrt(1 + x)))
 
 
 @through_float32
@@ -201,9 +203,11 @@ def asinh(x: Tensor) -> Tensor:
     # For large a, a*a overflows before the logarithm does.
     large = a > 1e8
     b = large.where(1, a)
-    small = log1p(b * (1 + b / (1 + sqrt(b * b + 1))))
+    root = sqrt(b * b + 1)
+    small = log1p(b * (1 + b / (1 + root)))
     y = large.where(log(large.where(a, 1)) + math.log(2), small)
-    return (x < 0).where(-y, y)
+    slope = large.where(a, root)
+    return derived((x < 0).where(-y, y), x, lambda g, x, y, slope: g / slope, slope)
 
 
 @through_float32
@@ -212,14 +216,17 @@ def acosh(x: Tensor) -> Tensor:
     large = x > 1e8
     t = large.where(1, x - 1)
     # Two roots: neither is a number below 1, and of their product 0 one factor is 0 alone.
-    small = log1p(t + sqrt(t) * sqrt(t + 2))
-    return large.where(log(large.where(x, 1)) + math.log(2), small)
+    root = sqrt(t) * sqrt(t + 2)
+    y = large.where(log(large.where(x, 1)) + math.log(2), log1p(t + root))
+    slope = large.where(x, root)
+    return derived(y, x, lambda g, x, y, slope: g / slope, slope)
 
 
 @through_float32
 def atanh(x: Tensor) -> Tensor:
     """Return the inverse hyperbolic tangent; NaN outside [-1, 1]."""
-    return (log1p(x) - log1p(-x)) * 0.5
+    y = (log1p(x) - log1p(-x)) * 0.5
+    return derived(y, x, lambda g, x, y: g / ((1 - x) * (1 + x)))
 
 
 def atan2(y: Tensor, x: Operand) -> Tensor:

@@ -15,7 +15,16 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.engine.canonical import bind
 from baregrad.ir.core.index import variable
 from baregrad.tensor import Tensor
-from tests.tensor.oracle import FLOATS, INTS, OURS, THEIRS, TOLERANCE, same, torch_dtype
+from tests.tensor.oracle import (
+    FLOATS,
+    INTS,
+    OURS,
+    THEIRS,
+    TOLERANCE,
+    both,
+    same,
+    torch_dtype,
+)
 
 
 @pytest.mark.parametrize("dtype,bits", [(dtypes.bfloat16, 7), (dtypes.float16, 10)])
@@ -75,6 +84,11 @@ DERIVED: tuple[tuple[str, Any], ...] = (
     ("celu", lambda f, x: f.celu(x)),
     ("expm1", lambda f, x: x.expm1()),
     ("log1p", lambda f, x: x.log1p()),
+    ("tan", lambda f, x: (x * 0.25).tan()),
+    ("asin", lambda f, x: (x * 0.25).asin()),
+    ("acos", lambda f, x: (x * 0.25).acos()),
+    ("asinh", lambda f, x: x.asinh()),
+    ("atanh", lambda f, x: (x * 0.25).atanh()),
 )
 NAMES = [name for name, _ in DERIVED]
 GRID = (0.0, -0.0, 1e-30, -1e-30, 0.3, -0.3, 1, -1, 1.3, -2.9, 3, -3, 5, -5, 8, -8, 20, -20, 20.5,
@@ -106,6 +120,18 @@ def test_gradients_of_infinite_gradients(function: Any, dtype: DType) -> None:
             found[known], wanted[known], rtol=close, err_msg=str(incoming),
             atol=close * abs(incoming) if math.isfinite(incoming) else 0,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "places"), [
+    ("logit", [0.0, 0.25, 1.0]), ("acosh", [1.0, 1.5, 1e9]), ("acos", [1.0]), ("asin", [-1.0]),
+])  # fmt: skip
+def test_infinite_gradients_at_the_end_of_a_domain(name: str, places: list[float]) -> None:
+    for incoming in (math.inf, -math.inf):
+        ours, theirs = both(np.array(places), dtypes.float32, grad=True)
+        seed = np.full(len(places), incoming, np.float32)
+        getattr(ours, name)().backward(Tensor(seed))
+        getattr(theirs, name)().backward(torch.tensor(seed))
+        same(ours.grad, theirs.grad)
 
 
 @pytest.mark.parametrize("function", [row[1] for row in DERIVED], ids=NAMES)
