@@ -65,6 +65,9 @@ CALLS: tuple[tuple[str, int, Callable[[Tensor, Tensor], Tensor]], ...] = (
     ("slice", 42, lambda x, y: x[:, -1:] * 1),
     ("cat", 48, lambda x, y: Tensor.cat([x, y * 2], dim=1)),
     ("topk", 42, lambda x, y: x.topk(3)[0]),
+    ("dropout", 42, lambda x, y: x.dropout(0.5)),
+    ("rand", 50, lambda x, y: Tensor.rand(8, 16)),
+    ("sigmoid", 32, lambda x, y: x.sigmoid()),
 )
 
 
