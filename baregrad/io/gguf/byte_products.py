@@ -150,7 +150,7 @@ def _pairs(blocks: Blocks) -> tuple[Tensor, Tensor]:
     """The scales and minima of eight groups, in pairs: (4, 2); what they hold is added."""
     if isinstance(blocks, Planes):
         scales, minima = (each.reshape(*blocks.shape[:-1], 4, 2) for each in six_bits(blocks, 4))
-        return half(blocks, 0).unsqueeze(-1) * scales, half(blocks, 2).unsqueeze(-1) * -minima
+        return half(blocks, 0).unsqueeze(-1) * scales, -(half(blocks, 2).unsqueeze(-1) * minima)
     scales, minima, more = (words_at(blocks, at, 1).unsqueeze(-1) for at in (4, 8, 12))
     pair = _steps(scales, 4, 1, 4, 1)
     # The first four of each lie whole in a byte; the others are of a nibble and two spare bits.
