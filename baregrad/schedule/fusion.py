@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, cast, toposort
-from baregrad.ir.core.op import ELEMENTWISE, Op, Ops, mask_of
+from baregrad.ir.core.op import ELEMENTWISE, WORD_PRODUCTS, Op, Ops, mask_of
 from baregrad.schedule.access import (
     VIEW_RULES,
     VIEWS,
@@ -294,7 +294,7 @@ class Fusion:
             draft.loads += 1
         else:
             draft.pending += 1
-            draft.words = draft.words or node.op is Ops.DOT4
+            draft.words = draft.words or node.op in WORD_PRODUCTS
             readers = self.wanted.get(node)
             if readers is None:
                 self.wanted[node] = [found]

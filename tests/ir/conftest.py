@@ -13,7 +13,7 @@ from baregrad.dtypes import COMPUTED, DType, dtypes
 from baregrad.ir.core.attrs import Pad, Param, Reduce, Scan, Scatter, Slice, Window
 from baregrad.ir.core.monoid import arg_extreme, primitive
 from baregrad.ir.core.node import Node, alu, cast, const
-from baregrad.ir.core.op import ALU, Ops
+from baregrad.ir.core.op import ALU, WORD_PRODUCTS, Ops
 
 VIEWS = ("RESHAPE", "PERMUTE", "EXPAND", "PAD", "SHRINK", "FLIP", "WINDOW")
 Graph = Callable[[random.Random, int], Node]
@@ -55,7 +55,9 @@ class Maker:
     def elementwise(self, x: Node) -> Node | None:
         ops = [op for op in sorted(ALU, key=str) if "tensor" in op.levels]
         op = self.rng.choice([op for op in ops if x.dtype.kind in op.kinds])
-        only = {Ops.THREEFRY: dtypes.uint64, Ops.DOT4: dtypes.int32}.get(op, x.dtype)
+        only = {
+            Ops.THREEFRY: dtypes.uint64, **dict.fromkeys(WORD_PRODUCTS, dtypes.int32)
+        }.get(op, x.dtype)  # fmt: skip
         if x.dtype is not only:
             return cast(x, self.kind())
         if op is Ops.WHERE:

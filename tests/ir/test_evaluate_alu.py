@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import struct
 from fractions import Fraction
 
 import ml_dtypes
@@ -162,6 +163,19 @@ def test_dot4_multiplies_unsigned_bytes_by_signed_ones() -> None:
         unsigned = (a & 0xFFFFFFFF).to_bytes(4, "little")
         signed = [byte - 256 * (byte > 127) for byte in (b & 0xFFFFFFFF).to_bytes(4, "little")]
         wanted = c + sum(p * q for p, q in zip(unsigned, signed, strict=True))
+        assert value == wrap(wanted, dtypes.int32), (a, b, c)
+
+
+@pytest.mark.parametrize(("op", "first"), [(Ops.DOT2LO, 0), (Ops.DOT2HI, 2)], ids=str)
+def test_dot2_multiplies_unsigned_bytes_by_signed_halves(op: Op, first: int) -> None:
+    values = integers(dtypes.int32)
+    x, y = (grid.reshape(-1) for grid in np.meshgrid(values, values))
+    z = np.roll(x, 5)
+    found = run(op, dtypes.int32, x, y, z)
+    for a, b, c, value in zip(x.tolist(), y.tolist(), z.tolist(), found.tolist(), strict=True):
+        unsigned = struct.pack("<i", a)[first : first + 2]
+        halves = struct.unpack("<2h", struct.pack("<i", b))
+        wanted = c + sum(p * q for p, q in zip(unsigned, halves, strict=True))
         assert value == wrap(wanted, dtypes.int32), (a, b, c)
 
 

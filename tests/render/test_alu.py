@@ -175,6 +175,15 @@ def words_of_halves(rng: np.random.Generator, count: int) -> Any:
     return np.concatenate([*codes, bits]).view(np.int32).reshape(-1)
 
 
+@pytest.mark.parametrize("lanes", (1, 8))
+def test_products_of_bytes_and_halves_agree(lanes: int) -> None:
+    x, y = pairs(dtypes.int32)
+    functions: list[Function] = [
+        lambda a, b: alu(Ops.DOT2LO, a, b, a), lambda a, b: alu(Ops.DOT2HI, a, b, a)
+    ]  # fmt: skip
+    agree(functions, (dtypes.int32, dtypes.int32), [x, y], lanes, ("linear", "llvm", "c"))
+
+
 @pytest.mark.parametrize("lanes", (1, 2, 4, 8, 16))
 def test_dot2_agrees(lanes: int) -> None:
     """By the machine's instruction where it has one of so many lanes, in plain steps elsewhere."""

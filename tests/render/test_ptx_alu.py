@@ -180,6 +180,15 @@ def test_products_of_bytes_are_one_instruction() -> None:
     assert "dp4a.u32.s32" in text
 
 
+def test_products_of_bytes_and_halves_are_one_instruction_each() -> None:
+    x, y = pairs(dtypes.int32)
+    functions: list[Function] = [
+        lambda a, b: alu(Ops.DOT2LO, a, b, a), lambda a, b: alu(Ops.DOT2HI, a, b, a)
+    ]  # fmt: skip
+    text = agree(functions, (dtypes.int32, dtypes.int32), [x, y], lanes=1)
+    assert text.count("dp2a.lo.s32.u32") == text.count("dp2a.hi.s32.u32") == 1
+
+
 @TARGETS
 def test_a_near_power_of_two_is_one_instruction(target: NvidiaTarget) -> None:
     """float32's is the machine's own, within its bound; float64's is as good as EXP2."""

@@ -3,8 +3,8 @@
 Sixteen numbers of a row become integers with one scale, a power of two: no division makes them, and
 what bfloat16 holds is as it was, if it is no less than a 64th of the largest of them. Others are
 rounded by 2**-14 of that at most, less than numbers of 16 bits are rounded by themselves.
-High and low bytes lie in words of their own, so that a word of four codes is multiplied by one
-instruction for each. A group's products are whole numbers, exactly.
+They lie two in a word, so that a word of four codes is multiplied by two instructions. A group's
+products are whole numbers, exactly.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from baregrad.dtypes import dtypes
 from baregrad.io.gguf.byte_products import CODES, EACH, WORD, WORDS
 from baregrad.io.gguf.planes import Planes
 from baregrad.tensor import Tensor
+from baregrad.tensor.ops.products import dot_halves
 
 # Numbers of the row that share a scale.
 RUN = WORD * WORDS
@@ -23,7 +24,7 @@ RUN = WORD * WORDS
 _EXPONENT, _PLACE, _BIAS = 0x7F800000, 23, 127
 # Whatever that is multiplied by: a machine's integers of infinity and of NaN may be any.
 _NO_NUMBER = 0x7FC00000
-# The largest number is from 2**13 on and below 2**14: its high byte has room for what is rounded.
+# The largest number is from 2**13 on and below 2**14, which half of a word has room for, rounded.
 _SCALE = 13
 # Types with minima, of which a word has many codes, and of six bits: a step of a model of a billion
 # weights took 735 us by floats and 683 by integers on an H200. Codes of others are floats sooner
@@ -33,14 +34,12 @@ BY_INTEGERS = ("Q4_1", "Q2_K", "Q4_K", "Q5_K", "Q6_K")
 _NOTHING = _SCALE + 1
 # What a float32 is added to, to be rounded to an integer: 1.5 * 2**23, which has room for a sign.
 _ROUNDING = 12582912.0
-# The first and the third byte of a word.
-_EVEN = 0x00FF00FF
 
 
-def split_row(
+def whole_row(
     runs: Tensor, offset: int = 0, units: Tensor | float = 1.0
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """High and low bytes, int32 words (..., runs, 4), of float32 (..., runs, 16), and more.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Integers, int32 words of two (..., runs, 4, 2), of float32 (..., runs, 16), and more.
 
     That is what an integer stands for times its run's `units` (runs,), float32 (..., runs), and
     the sum of the numbers that a run's integers stand for, likewise; with an `offset`, less that
@@ -50,15 +49,13 @@ def split_row(
     parts = runs.reshape(*lead, count, WORDS, WORD)
     each = [parts[..., word, place] for word in range(WORDS) for place in range(WORD)]
     inverse, step = _scales(reduce(Tensor.maximum, [one.abs() for one in each]))
-    # The last bits of such a float are those of the integer that it was rounded to.
     scale = inverse.unsqueeze(-1)
-    below = _joined([_rounded(parts[..., place], scale) for place in range(WORD)])
-    lifted = [_rounded(parts[..., place], scale, 128.0) for place in range(WORD)]
-    above = _joined(lifted, 8)
-    ones = [Tensor.full_like(above[..., 0], EACH)] * WORDS
-    total = ((_dots(ones, above) << 8) + _dots(ones, below)).cast(dtypes.float32)
-    share = total * step
-    return above, below, step * units, share * -offset if offset else share
+    codes = [_rounded(parts[..., place], scale) for place in range(WORD)]
+    pairs = [(codes[at] & 0xFFFF) | (codes[at + 1] << 16) for at in (0, 2)]
+    ones = [Tensor.full_like(pairs[0][..., 0], EACH)] * WORDS
+    words = Tensor.stack(pairs, dim=-1)
+    share = _dots(ones, words).cast(dtypes.float32) * step
+    return words, step * units, share * -offset if offset else share
 
 
 def _scales(largest: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,20 +71,10 @@ def _scales(largest: Tensor) -> tuple[Tensor, Tensor]:
     return inverse.bitcast(dtypes.float32), step.bitcast(dtypes.float32)
 
 
-def _rounded(values: Tensor, inverse: Tensor, more: float = 0.0) -> Tensor:
-    """What becomes integers, and `more`, after the first bits of a float32."""
+def _rounded(values: Tensor, inverse: Tensor) -> Tensor:
+    """Integers, as int32, in the low 16 bits; those above say nothing."""
     found = values.fma(inverse, Tensor.full_like(inverse, _ROUNDING))
-    return found + more if more else found
-
-
-def _joined(numbers: list[Tensor], first: int = 0) -> Tensor:
-    """Words of a byte of each of four float32, from bit `first`, 0 or 8, on."""
-    codes = [one.bitcast(dtypes.int32) for one in numbers]
-    # Two by two first, which is one permutation each.
-    even, odd = ((codes[at] & 0xFFFF) | (codes[at + 2] << 16) for at in range(2))
-    if first:
-        return ((even >> 8) & _EVEN) | (odd & ~_EVEN)
-    return (even & _EVEN) | ((odd & _EVEN) << 8)
+    return found.bitcast(dtypes.int32)
 
 
 def wide_linear(x: Tensor, blocks: Planes, name: str) -> Tensor:
@@ -108,13 +95,12 @@ def wide_linear(x: Tensor, blocks: Planes, name: str) -> Tensor:
     if held.units is not None:
         alike = held.units.unsqueeze(-1).expand(sizes[0], runs.shape[first] // sizes[0])
         units = alike.flatten()
-    above, below, step, sums = (
+    row, step, sums = (
         _permuted(one.unflatten(first, sizes), first, back).unsqueeze(first)
-        for one in split_row(runs, held.offset, units)
+        for one in whole_row(runs, held.offset, units)
     )
     codes = [held.words[..., place] for place in range(WORDS)]
-    high, low = (_dots(codes, row) for row in (above, below))
-    found = ((high << 8) + low).cast(dtypes.float32) * step
+    found = _dots(codes, row).cast(dtypes.float32) * step
     if held.offset:
         found = found + sums
     found = held.scale.unsqueeze(-1) * found
@@ -131,8 +117,9 @@ def _permuted(values: Tensor, first: int, order: Sequence[int]) -> Tensor:
 
 
 def _dots(codes: list[Tensor], row: Tensor) -> Tensor:
-    """The sums of the products of codes with bytes of the row, word by word (..., 4)."""
-    found = codes[0].dot_bytes(row[..., 0])
-    for place, word in enumerate(codes[1:], 1):
-        found = word.dot_bytes(row[..., place], found)
+    """The sums of the products of codes with integers of the row, word by word (..., 4, 2)."""
+    found: Tensor | int = 0
+    for place, word in enumerate(codes):
+        found = dot_halves(word, row[..., place, 0], row[..., place, 1], found)
+    assert isinstance(found, Tensor)
     return found

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node
-from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Ops, mask_of
+from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, WORD_PRODUCTS, Ops, mask_of
 
 Array = npt.NDArray[Any]
 WORD_NBYTES = 4
@@ -46,22 +46,22 @@ NAMES: MappingProxyType[Factors, str] = MappingProxyType(
 )
 
 
-_DOT4 = Ops.DOT4.bit
+_PRODUCTS = mask_of(WORD_PRODUCTS)
 _THROUGH = mask_of((*ELEMENTWISE, *MOVEMENT, Ops.DETACH, Ops.GUARD))
 
 
 def byte_products(value: Node) -> list[Node]:
-    """The DOT4s that arithmetic and views make a value of, without those of sums inside it."""
-    if not value.mask & _DOT4:
+    """The products of words that arithmetic and views make a value of, but for those of sums."""
+    if not value.mask & _PRODUCTS:
         return []
     found: dict[Node, None] = {}
     seen, waiting = {value}, [value]
     while waiting:
         node = waiting.pop()
-        if node.op is Ops.DOT4:
+        if node.op in WORD_PRODUCTS:
             found[node] = None
         if node.op.bit & _THROUGH:
-            below = [child for child in node.src if child.mask & _DOT4 and child not in seen]
+            below = [child for child in node.src if child.mask & _PRODUCTS and child not in seen]
             seen.update(below)
             waiting += below
     return list(found)

@@ -197,6 +197,12 @@ class _Table:
     DOT4 = _r("ternary", ALL, 3,
         "z + the products of the four unsigned bytes of x and the signed ones of "
         "y, of int32", kinds=("int",))
+    DOT2LO = _r("ternary", ALL, 3,
+        "z + the products of the two lower unsigned bytes of x and the signed halves of y, the "
+        "lower first, of int32", kinds=("int",))
+    DOT2HI = _r("ternary", ALL, 3,
+        "z + the products of the two upper unsigned bytes of x and the signed halves of y, the "
+        "lower first, of int32", kinds=("int",))
     DOT2 = _r("ternary", KLL, 3,
         "z + the product of the upper bfloat16 of x and y, + that of the lower, each"
         " rounded once: of int32, int32 and float32; subnormal numbers are 0", kinds=FLOATS)
@@ -341,6 +347,8 @@ BINARY = frozenset(row for row in all_ops() if row.family == "binary")
 TERNARY = frozenset(row for row in all_ops() if row.family == "ternary")
 # What GPUs make of an element of memory and a value in one step, if both are integers.
 ATOMIC = frozenset((Ops.ADD, Ops.MAX, Ops.MIN))
+# Sums of the products of an unsigned byte each and a number of one word or of two.
+WORD_PRODUCTS = (Ops.DOT4, Ops.DOT2LO, Ops.DOT2HI)
 COMPARE = frozenset((Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE))
 ALU = UNARY | BINARY | TERNARY
 ELEMENTWISE = ALU | frozenset((Ops.CAST, Ops.BITCAST, Ops.LOOKUP))

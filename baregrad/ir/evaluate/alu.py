@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -157,6 +158,16 @@ def _dot_bytes(dtype: DType, x: Array, y: Array, z: Array) -> Array:
     for place in range(0, 32, 8):
         unsigned = (np.asarray(x, np.int64) >> place) & 255
         signed = (np.asarray(y, np.int64) << (56 - place)) >> 56
+        total = total + unsigned * signed
+    return total.astype(np.int32)
+
+
+def _dot_pairs(dtype: DType, x: Array, y: Array, z: Array, first: int) -> Array:
+    """z + the products of two unsigned bytes of x, from bit `first` on, and the halves of y."""
+    total = np.asarray(z, np.int64)
+    for place in range(2):
+        unsigned = (np.asarray(x, np.int64) >> (first + 8 * place)) & 255
+        signed = (np.asarray(y, np.int64) << (48 - 16 * place)) >> 48
         total = total + unsigned * signed
     return total.astype(np.int32)
 
@@ -355,6 +366,8 @@ SCALAR_RULES: MappingProxyType[Op, Rule] = MappingProxyType({
     Ops.SHR: _shr,
     Ops.FMA: _fma,
     Ops.DOT4: _dot_bytes,
+    Ops.DOT2LO: partial(_dot_pairs, first=0),
+    Ops.DOT2HI: partial(_dot_pairs, first=16),
     Ops.DOT2: _dot_halves,
 })  # fmt: skip
 

@@ -11,7 +11,17 @@ from baregrad.ir.core.attrs import Out, Scatter
 from baregrad.ir.core.axes import BINDS
 from baregrad.ir.core.bounds import bounds
 from baregrad.ir.core.node import Node
-from baregrad.ir.core.op import ATOMIC, COMPARE, INTEGERS, MOVEMENT, STATEMENTS, Column, Op, Ops
+from baregrad.ir.core.op import (
+    ATOMIC,
+    COMPARE,
+    INTEGERS,
+    MOVEMENT,
+    STATEMENTS,
+    WORD_PRODUCTS,
+    Column,
+    Op,
+    Ops,
+)
 
 NODE_RULES: Column[Callable[[Node, str], str | None]] = Column("rule of the verifier")
 
@@ -79,7 +89,9 @@ def sources_fault(node: Node) -> str | None:
 
 # --- elementwise -------------------------------------------------------------------------------
 
-_ONE_KIND = MappingProxyType({Ops.THREEFRY: dtypes.uint64, Ops.DOT4: dtypes.int32})
+_ONE_KIND = MappingProxyType(
+    {Ops.THREEFRY: dtypes.uint64, **dict.fromkeys(WORD_PRODUCTS, dtypes.int32)}
+)
 
 
 def elementwise_rule(node: Node) -> str | None:

@@ -17,7 +17,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.bounds import bounds
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import NO_RANGES, Node, extent_of, toposort
-from baregrad.ir.core.op import ALU, COMPARE, Ops, mask_of
+from baregrad.ir.core.op import ALU, COMPARE, WORD_PRODUCTS, Ops, mask_of
 
 _OFFSET = "kernel.offset"
 _AXES = "kernel.axes"
@@ -38,7 +38,7 @@ SLOW_FLOPS = 4
 FORMULA_STEPS = 8
 _ALU = mask_of(ALU)
 # Arithmetic whose operands may be of another dtype than its result.
-_MIXED = mask_of((*COMPARE, Ops.WHERE, Ops.LDEXP, Ops.THREEFRY, Ops.DOT4, Ops.DOT2))
+_MIXED = mask_of((*COMPARE, Ops.WHERE, Ops.LDEXP, Ops.THREEFRY, *WORD_PRODUCTS, Ops.DOT2))
 _INDEX = dtypes.index
 _ID = attrgetter("arg.id")
 

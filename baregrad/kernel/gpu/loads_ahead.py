@@ -21,7 +21,7 @@ from typing import NamedTuple
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.attrs import Access, Alloc, Machine, Reg
 from baregrad.ir.core.node import Node, alu, const, instruction, make_node, toposort
-from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.core.op import WORD_PRODUCTS, Op, Ops
 from baregrad.kernel.gpu.barriers import THREAD
 from baregrad.kernel.gpu.early_loads import arithmetic_of, is_fold, renamed
 from baregrad.target.gpu import GpuTarget
@@ -45,7 +45,7 @@ def load_ahead(program: Node, target: GpuTarget) -> Node:
     """A PROGRAM that asks for packed weights before it waits for the kernel in front."""
     code = program.src
     is_early = target.dependent_launch and target.async_copies
-    if not is_early or not any(node.op is Ops.DOT4 for node in code):
+    if not is_early or not any(node.op in WORD_PRODUCTS for node in code):
         return program
     thread = _thread(code)
     if thread is None or any(node.op is Ops.MACHINE and not is_fold(node) for node in code):

@@ -22,13 +22,13 @@ from baregrad.ir.core.node import (
     toposort,
     toposort_having,
 )
-from baregrad.ir.core.op import Ops, mask_of
+from baregrad.ir.core.op import WORD_PRODUCTS, Ops, mask_of
 from baregrad.kernel.facts.analysis import Facts, in_bounds
 
 SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
 # Instructions that add up the products of the numbers in words, and what their last source is.
-DOTS = (Ops.DOT4, Ops.DOT2)
-_BYTES = Ops.DOT4.bit
+DOTS = (*WORD_PRODUCTS, Ops.DOT2)
+_BYTES = mask_of(WORD_PRODUCTS)
 _BELOW = "kernel.scoped"
 _VALUES = "kernel.values"
 _PLAIN = "kernel.plain"

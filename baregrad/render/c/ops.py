@@ -177,6 +177,18 @@ def _dot_bytes(f: CText, node: Node, x: str, y: str, z: str) -> str:
     return f.apply("dot4", kind, (kind,) * 3, f"return ({kind})(({wide})z + {products});", x, y, z)
 
 
+def _dot_pairs(f: CText, node: Node, x: str, y: str, z: str) -> str:
+    kind, half = f.type(dtypes.int32), f.type(dtypes.int16)
+    wide = f.unsigned(dtypes.int32)
+    name, first = ("dot2lo", 0) if node.op is Ops.DOT2LO else ("dot2hi", 16)
+    products = " + ".join(
+        f"({wide})(({kind})(({wide})x >> {first + 8 * place} & 255) * "
+        f"({half})(({wide})y >> {16 * place}))"
+        for place in range(2)
+    )
+    return f.apply(name, kind, (kind,) * 3, f"return ({kind})(({wide})z + {products});", x, y, z)
+
+
 def _dot_halves(f: CText, node: Node, x: str, y: str, z: str) -> str:
     kind, word, bits = f.type(node.dtype), f.type(dtypes.int32), f.unsigned(dtypes.int32)
     copy, fma = f.dialect.functions["memcpy"], f.math("fma", node.dtype)
@@ -219,6 +231,7 @@ _EXPRESSIONS: MappingProxyType[Op, Expression] = MappingProxyType(
         Ops.EXP2_NEAR: _builtin("exp2"),
         Ops.LDEXP: _ldexp,
         Ops.DOT4: _dot_bytes,
+        **dict.fromkeys((Ops.DOT2LO, Ops.DOT2HI), _dot_pairs),
         Ops.DOT2: _dot_halves,
         Ops.NEG: _negate,
         Ops.ABS: _absolute,

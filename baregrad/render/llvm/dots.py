@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
 from baregrad.render.llvm.text import FunctionText
 from baregrad.render.llvm.types import lanes_of, splat_text, suffix_text, type_text, value_type
 
@@ -31,6 +32,21 @@ def dot_bytes(f: FunctionText, node: Node) -> None:
     for place in range(0, 32, 8):
         low, up, top = [_words(value, lanes) for value in (place, 24 - place, 24)]
         down = f.value(f"lshr {kinds} {x}, {low}")
+        unsigned = f.value(f"and {kinds} {down}, {_words(255, lanes)}")
+        signed = f.value(f"ashr {kinds} {f.value(f'shl {kinds} {y}, {up}')}, {top}")
+        z = f.value(f"add {kinds} {z}, {f.value(f'mul {kinds} {unsigned}, {signed}')}")
+    f.names[node] = z
+
+
+def dot_pairs(f: FunctionText, node: Node) -> None:
+    """DOT2LO and DOT2HI, which only GPUs have instructions for: plain steps."""
+    lanes = lanes_of(node)
+    kinds = value_type(node)
+    x, y, z = [f.use(child, lanes) for child in node.src]
+    first = 0 if node.op is Ops.DOT2LO else 16
+    for place in range(2):
+        up, top = [_words(value, lanes) for value in (16 - 16 * place, 16)]
+        down = f.value(f"lshr {kinds} {x}, {_words(first + 8 * place, lanes)}")
         unsigned = f.value(f"and {kinds} {down}, {_words(255, lanes)}")
         signed = f.value(f"ashr {kinds} {f.value(f'shl {kinds} {y}, {up}')}, {top}")
         z = f.value(f"add {kinds} {z}, {f.value(f'mul {kinds} {unsigned}, {signed}')}")

@@ -11,7 +11,7 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import COMPARE, Op, Ops
 from baregrad.render.interface import BOOL_OPS, FLOAT_FUNCTIONS
 from baregrad.render.llvm.casts import bitcast, cast
-from baregrad.render.llvm.dots import dot_bytes, dot_halves
+from baregrad.render.llvm.dots import dot_bytes, dot_halves, dot_pairs
 from baregrad.render.llvm.ldexp import ldexp
 from baregrad.render.llvm.lookup import lookup
 from baregrad.render.llvm.modulo import modulo
@@ -185,6 +185,7 @@ ELEMENTWISE_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.MOD: modulo,
         Ops.LDEXP: ldexp,
         Ops.DOT4: dot_bytes,
+        **dict.fromkeys((Ops.DOT2LO, Ops.DOT2HI), dot_pairs),
         Ops.DOT2: dot_halves,
         Ops.WHERE: _where,
         Ops.CAST: cast,

@@ -328,6 +328,11 @@ def _dot_bytes(f: PtxText, node: Node, result: str, x: str, y: str, z: str) -> N
     f.emit("dp4a.u32.s32", result, x, y, z)
 
 
+def _dot_pairs(f: PtxText, node: Node, result: str, x: str, y: str, z: str) -> None:
+    part = "lo" if node.op is Ops.DOT2LO else "hi"
+    f.emit(f"dp2a.{part}.s32.u32", result, y, x, z)
+
+
 LANE_RULES: MappingProxyType[Op, LaneRule] = MappingProxyType(
     {
         **CONVERSIONS,
@@ -341,5 +346,6 @@ LANE_RULES: MappingProxyType[Op, LaneRule] = MappingProxyType(
         Ops.FLOORDIV: _floor_divide,
         Ops.MOD: _modulo,
         Ops.DOT4: _dot_bytes,
+        **dict.fromkeys((Ops.DOT2LO, Ops.DOT2HI), _dot_pairs),
     }
 )

@@ -53,6 +53,8 @@ NO_GRADIENT: Mapping[Op, str] = MappingProxyType(
         Ops.TRUNCDIV: "its operands are integers",
         Ops.THREEFRY: "its operands are integers",
         Ops.DOT4: "its operands are integers",
+        Ops.DOT2LO: "its operands are integers",
+        Ops.DOT2HI: "its operands are integers",
         Ops.SORT: "its operands are integers",
         Ops.CMPLT: "its result is a bool",
         Ops.CMPLE: "its result is a bool",

@@ -8,7 +8,7 @@ from baregrad.dtypes import DType, array_dtype, dtypes
 from baregrad.ir.algebra.casts import halves_for
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, const
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.operands import accumulator, common_dtype, lift, result
 from baregrad.tensor.array.tensor_like import Operand, Tensor
@@ -159,6 +159,19 @@ def dot_bytes(x: Tensor, other: Tensor, total: Tensor | int = 0) -> Tensor:
     The bytes of `x` are unsigned, those of `other` signed; all are of int32 and broadcast. Sums
     wrap. Words are made of bytes by `view(dtypes.int32)`. Raises DTypeError for other dtypes.
     """
+    return _word_products(Ops.DOT4, x, other, total)
+
+
+def dot_halves(x: Tensor, low: Tensor, high: Tensor, total: Tensor | int = 0) -> Tensor:
+    """Return `total` plus the products of four bytes a word and signed halves of two, as int32.
+
+    The bytes of `x` are unsigned; its lower two are multiplied by the halves of `low`, the others
+    by those of `high`. All are of int32 and broadcast. Sums wrap. Raises DTypeError for others.
+    """
+    return _word_products(Ops.DOT2HI, x, high, _word_products(Ops.DOT2LO, x, low, total))
+
+
+def _word_products(op: Op, x: Tensor, other: Tensor, total: Tensor | int) -> Tensor:
     wanted = dtypes.int32
     third = const(total, wanted) if isinstance(total, int) else total.node
     operands = (x.node, other.node, third)
@@ -167,7 +180,7 @@ def dot_bytes(x: Tensor, other: Tensor, total: Tensor | int = 0) -> Tensor:
             "products of bytes are of words",
             found=", ".join([str(one.dtype) for one in operands]), wanted="int32",
         )  # fmt: skip
-    return result(nodes.alu(Ops.DOT4, *operands), x, other)
+    return result(nodes.alu(op, *operands), x, other)
 
 
 def mm(x: Tensor, other: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from baregrad.base.errors import DTypeError
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
+from baregrad.tensor.ops.products import dot_halves
 
 RNG = np.random.default_rng(5)
 UNSIGNED = RNG.integers(0, 256, (5, 44), np.uint8)
@@ -34,6 +35,16 @@ def test_words_of_bytes(chosen: dict[str, str]) -> None:
         again = x.dot_bytes(y[:1], x.dot_bytes(y))
         first = (UNSIGNED.astype(np.int64) * SIGNED[:1]).reshape(5, 11, 4).sum(-1)
         np.testing.assert_array_equal(again.numpy(), expected + first)
+
+
+@pytest.mark.parametrize("device", ["CPU", "REF"])
+def test_words_of_bytes_times_halves_of_two_words(device: str) -> None:
+    numbers = RNG.integers(-(1 << 15), 1 << 15, (5, 44), np.int16)
+    expected = (UNSIGNED.astype(np.int64) * numbers).reshape(5, 11, 4).sum(-1)
+    with options.override(device=device):
+        x, y = Tensor(UNSIGNED).view(dtypes.int32), Tensor(numbers).view(dtypes.int32)
+        found = dot_halves(x, y[:, ::2], y[:, 1::2], 7)
+        np.testing.assert_array_equal(found.numpy(), expected + 7)
 
 
 def test_sums_wrap() -> None:

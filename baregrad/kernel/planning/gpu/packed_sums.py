@@ -12,7 +12,7 @@ from math import prod
 
 from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.op import WORD_PRODUCTS, Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, iterations
 from baregrad.kernel.language.schedule import Bind, Collapse, Reorder, Split
 from baregrad.kernel.planning.common.decisions import powers_from
@@ -87,7 +87,7 @@ def _words(plan: GpuPlan, own: frozenset[Node]) -> list[ArrayAccess] | None:
     most = max(sizes.values(), default=0)
     large = [each for each in found if sizes[each] * LEAST_SHARE >= most]
     large.sort(key=sizes.__getitem__, reverse=True)
-    is_unpacked = any(node.op in (Ops.SHR, Ops.DOT4) for node in plan.facts.order)
+    is_unpacked = any(node.op in (Ops.SHR, *WORD_PRODUCTS) for node in plan.facts.order)
     return large if large and is_unpacked else None
 
 
@@ -202,7 +202,7 @@ def _shares_of_words(plan: GpuPlan, rows: int, count: int) -> tuple[int, int, in
 
 def _has_words(plan: GpuPlan) -> bool:
     """Whether words are multiplied by words."""
-    return any(node.op is Ops.DOT4 for node in plan.facts.order)
+    return any(node.op in WORD_PRODUCTS for node in plan.facts.order)
 
 
 def _words_together(words: Sequence[ArrayAccess], inner: Node, each: int, most: int) -> int:

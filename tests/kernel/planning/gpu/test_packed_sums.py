@@ -92,8 +92,8 @@ def test_words_of_codes_are_multiplied_by_words_of_16_bit_rows(
     assert f"{held} numbers in words" in reasons(kernel)
     program = check_gpu(kernel, choose_schedule(kernel, HOPPER))
     text = get("ptx").render(program, HOPPER)
-    # Four codes an instruction, once with the high bytes and once with the low ones.
-    assert len(re.findall(r"dp4a", text)) % (2 * held // 4) == 0
+    # Two codes an instruction, the lower ones of a word or the upper ones.
+    assert len(re.findall(r"dp2a", text)) % (2 * held // 4) == 0
     assert re.search(r"ld\.global\S*\.v4\.b32", text)
     # A word by itself holds two scales, or scales and minima, which are taken apart.
     for alone in re.findall(r"ld\.global\.b32 (%r\d+)", text):
