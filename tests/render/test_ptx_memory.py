@@ -91,6 +91,38 @@ def test_copies_take_as_few_instructions_as_alignment_allows(dtype: DType, width
         align *= 2
 
 
+@pytest.mark.parametrize(("is_set_anew", "words"), [(False, True), (True, True), (False, False)])
+def test_upper_halves_of_words_are_widened_by_one_instruction(
+    is_set_anew: bool, words: bool
+) -> None:
+    """What was loaded into a REG is another's once something else sets that.
+
+    Only where words are multiplied.
+    """
+    w = Writer()
+    if words:
+        w.put(Ops.DOT4, dtypes.int32, *[const(1, dtypes.int32)] * 3)
+    x, y, out = (param(slot, 32, dtypes.bfloat16 if slot else F32) for slot in (1, 2, 0))
+    number = w.thread(4)
+    place = w.do(Ops.MUL, number, const(8, I64))
+    value = w.load(x, place, width=8, align=16)
+    if is_set_anew:
+        register = w.register(dtypes.bfloat16, 8)
+        w.set(register, value)
+        w.branch(w.test(Ops.CMPLT, number, const(2, I64)))
+        w.set(register, w.load(y, place, width=8, align=16))
+        w.end()
+        value = register
+    w.store(out, place, w.cast(value, F32), width=8, align=32)
+    program = w.program()
+    codes = RANDOM.integers(0, 1 << 16, (2, 32)).astype(np.uint16)
+    found = np.zeros(32, np.float32)
+    run_ptx(program, [found, *codes])
+    wanted = np.where((np.arange(32) < 16) & is_set_anew, codes[1], codes[0])
+    np.testing.assert_array_equal(found.view(np.uint32), wanted.astype(np.uint32) << 16)
+    assert text_of(program).count("0xFFFF0000") == 4 * (words and not is_set_anew)
+
+
 def test_an_odd_tail_takes_narrower_accesses() -> None:
     """11 floats from an address that is a multiple of 16 bytes: 4, 4, 2 and 1."""
     w = Writer()

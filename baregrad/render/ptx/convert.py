@@ -164,7 +164,10 @@ def _widen(f: PtxText, source: DType, x: str, result: str) -> str:
     if source is dtypes.float16:
         f.emit("cvt.f32.f16", found, x)
         return found
-    # The code of a bfloat16 is the upper half of the float32.
+    # The code of a bfloat16 is the upper half of the float32, and of some words that were loaded.
+    if x in f.uppers:
+        f.emit("mov.b32", found, f.made("%r", "and.b32", f.uppers[x], "0xFFFF0000"))
+        return found
     word = f.made("%r", "cvt.u32.u16", x)
     f.emit("mov.b32", found, f.made("%r", "shl.b32", word, "16"))
     return found

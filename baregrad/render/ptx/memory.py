@@ -276,6 +276,10 @@ def _vload(f: PtxText, node: Node) -> None:
     names = f.define(node)
     for access in accesses:
         _load(f, buffer.dtype, opcode, access, names[access.lane : access.lane + access.lanes])
+    if node in f.results:
+        # What else sets the REG is not in the words that were loaded.
+        for name in names:
+            f.uppers.pop(name, None)
 
 
 def _never_changes(f: PtxText, buffer: Node) -> bool:
@@ -310,6 +314,8 @@ def _unpack(f: PtxText, dtype: DType, words: Names, results: Names) -> None:
             if part == 0:
                 other = results[place + 1] if place + 1 < len(results) else "_"
                 f.emit("mov.b32", f"{{{result}, {other}}}", word)
+            elif dtype is dtypes.bfloat16 and f.multiplies_words:
+                f.uppers[result] = word
         elif dtype is dtypes.bool:
             octet = f.made("%r", "prmt.b32", word, "0", selector(dtype, part))
             f.emit("setp.ne.u32", result, octet, "0")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node
-from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
+from baregrad.ir.core.op import ELEMENTWISE, WORD_PRODUCTS, Ops, mask_of
 from baregrad.render.gpu import HIDDEN, GpuSignature
 from baregrad.render.interface import alloc_nbytes, leaves
 from baregrad.render.ptx.types import literal, ptx_type
@@ -58,6 +58,11 @@ class PtxText:
         self.halves: dict[str, str] = {}
         # The float32 that a bfloat16 was rounded from, by the register of the bfloat16.
         self.rounded: dict[str, str] = {}
+        # The word whose upper half is a bfloat16, by the register of that, as loaded, where words
+        # are multiplied. Elsewhere nothing says how many registers there are: a product of 8-bit
+        # codes by floats took 82 for 80, which is a block less of a multiprocessor.
+        self.uppers: dict[str, str] = {}
+        self.multiplies_words = any(node.op in WORD_PRODUCTS for node in program.src)
         # Which byte of which word a register has, as loaded.
         self.bytes: dict[str, tuple[str, int]] = {}
         # The float32 that arithmetic set a REG to last, since products of groups were begun, where
