@@ -6,8 +6,8 @@ Any other axis goes through shared memory: all write, meet, and each reads and f
 the order of the evaluator; of a long one those of its own lane, which are apart by whole warps,
 before lanes exchange what they found. Vectors of many points are folded by a thread for each
 element, which shows the others what it found. Where a statement has several sums of threads, as
-those of some rows side by side, they are folded together: threads meet once for all, and no
-exchange waits for another sum's.
+those of some rows side by side, or statements next to each other have, they are folded together:
+threads meet once for all, and no exchange waits for another sum's.
 
 A running fold is one of each thread's own elements, after what is before that thread: lanes find
 that by the same exchanges, warps by what each of them comes to.
@@ -15,7 +15,7 @@ that by the same exchanges, warps by what each of them comes to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -79,32 +79,51 @@ def fold_of_threads(value: Node) -> Node | None:
     return found[0] if len(found) == 1 else None
 
 
-def fold_together(values: Reader, root: Node, points: Sequence[Point]) -> None:
-    """Fold what an expression has of the block's threads at some points, as many at once as fit."""
-    for node in toposort(root):
-        if node.op is not Ops.REDUCE or not values.tiles.axes_of(node.ranges):
-            continue
-        threads = _threads(values, node)
-        if prod(map(lanes_of, threads)) > WARP:
-            _fold_points(values, node, threads, points)
+def fold_together(values: Reader, stores: Sequence[tuple[Node, Sequence[Point]]]) -> None:
+    """Fold what some values have of the block's threads at their points, as many as fit at once."""
+    folds: dict[Node, Sequence[Point]] = {}
+    for root, points in stores:
+        for node in toposort(root):
+            if node.op is not Ops.REDUCE or node in folds:
+                continue
+            if len(points) > 1 and not values.tiles.axes_of(node.ranges):
+                continue
+            threads = _threads(values, node)
+            if prod(map(lanes_of, threads)) <= WARP:
+                continue
+            # Those of the same threads, none of which is made of another, are folded at once.
+            if folds and not _is_beside(values, [*folds], node, threads):
+                _fold_points(values, folds)
+                folds = {}
+            folds[node] = points
+    if folds:
+        _fold_points(values, folds)
 
 
-def _fold_points(
-    values: Reader, node: Node, threads: list[Node], points: Sequence[Point]
-) -> None:
-    """Fold a REDUCE at some points; its rule finds the results until the statement ends."""
-    monoid: Monoid = node.arg.monoid
+def _is_beside(values: Reader, folds: list[Node], node: Node, threads: list[Node]) -> bool:
+    """Whether a REDUCE is one by the same threads as some others are, and made of none of them."""
+    first = folds[0]
+    is_alike = node.arg.monoid == first.arg.monoid and threads == _threads(values, first)
+    return is_alike and set(folds).isdisjoint(toposort(node))
+
+
+def _fold_points(values: Reader, nodes: Mapping[Node, Sequence[Point]]) -> None:
+    """Fold REDUCEs, each at some points; their rule finds the results until the statement ends."""
+    one = next(iter(nodes))
+    monoid: Monoid = one.arg.monoid
+    threads = _threads(values, one)
     nbytes = prod(values.block) * sum(dtype.itemsize for dtype in monoid.states)
     most = WARP if _is_for_lanes(values, monoid, threads) else max(TURN_NBYTES // nbytes, 1)
-    found: dict[Any, Point] = {}
-    for values.point in points:
-        found.setdefault(values.key(node), values.point)
+    found: dict[Any, tuple[Node, Point]] = {}
+    for node, points in nodes.items():
+        for values.point in points:
+            found.setdefault(values.key(node), (node, values.point))
     keys = [key for key in found if key not in values.scopes.memo]
     for first in range(0, len(keys), most):
         some = keys[first : first + most]
         states: list[Parts] = []
         for key in some:
-            values.point = found[key]
+            node, values.point = found[key]
             states.append(_own(values, node, threads))
         if len(some) == 1 or any(part.shape for parts in states for part in parts):
             states = [fold_threads(values, monoid, [parts], threads)[0] for parts in states]
@@ -325,9 +344,10 @@ def _carrier(dtype: DType) -> DType:
 def _through_memory(
     values: Reader, monoid: Monoid, states: list[Parts], count: int, stride: int
 ) -> list[Parts]:
-    arrays = _shown(values, tuple([part for parts in states for part in parts]))
+    arrays, slot = _shown(values, tuple([part for parts in states for part in parts]))
     first = values.value(_first(_thread(values).arg, stride, count))
     mark = values.scopes.mark()
+    first = _in_slot(values, first, slot)
     widths = {width for _, width in arrays}
     if len(widths) == 1 and is_shared_out(count, max(widths)):
         shared = _shared_out(values, monoid, arrays, first, (count, stride))
@@ -375,8 +395,14 @@ def _thread(values: Reader) -> Node:
     return Node(Ops.VAR, dtypes.int32, (), Var(".thread", 0, prod(values.block) - 1))
 
 
-def _shown(values: Reader, parts: Parts) -> Arrays:
-    """The arrays in shared memory that every thread has written its values to, and their lanes."""
+def _shown(values: Reader, parts: Parts) -> tuple[Arrays, Node | None]:
+    """The arrays in shared memory that every thread has written its values to, and their lanes.
+
+    And where what is read begins in them, if that differs from turn to turn of a loop.
+    """
+    slotted = _shown_in_turns(values, parts)
+    if slotted is not None:
+        return slotted
     scopes = values.scopes
     total = prod(values.block)
     used = len(values.exchanges)
@@ -401,12 +427,52 @@ def _shown(values: Reader, parts: Parts) -> Arrays:
         # What was written last to any of them was read by all.
         scopes.append(BARRIER)
     values.shown = frozenset() if inner else frozenset(found[-1])
+    _show(values, parts, arrays, _thread(values))
+    return arrays, None
+
+
+def _shown_in_turns(values: Reader, parts: Parts) -> tuple[Arrays, Node] | None:
+    """Arrays of a loop's own that have a slot for even turns and one for odd ones; or None.
+
+    Threads meet in each turn between writing and reading. So what is written was read two turns
+    ago by all: they met since.
+    """
+    loops = [scope.opening for scope in values.scopes.stack if scope.opening is not None]
+    total = prod(values.block)
+    if len(loops) != 1 or loops[0].op is not Ops.BEGIN or any(part.shape for part in parts):
+        return None
+    (loop,) = loops
+    taken = [one for key, one in values.exchanges.items() if key[0][0] is loop]
+    nbytes = sum([prod(one.arg.shape) * one.dtype.itemsize for one in taken])
+    nbytes += 2 * total * sum([part.dtype.itemsize for part in parts])
+    if nbytes > TURN_NBYTES:
+        return None
+    places = range(len(taken), len(taken) + len(parts))
+    arrays = [
+        (_exchange(values, (loop, place), part.dtype, 2 * total), 1)
+        for place, part in zip(places, parts, strict=True)
+    ]
+    counter = values.cast(loop, dtypes.int32)
+    odd = values.apply(Ops.AND, dtypes.int32, counter, const(1, dtypes.int32))
+    slot = values.apply(Ops.MUL, dtypes.int32, odd, const(total, dtypes.int32))
+    _show(values, parts, arrays, _in_slot(values, _thread(values), slot))
+    return arrays, slot
+
+
+def _in_slot(values: Reader, place: Node, slot: Node | None) -> Node:
+    if slot is None:
+        return place
+    return values.apply(Ops.ADD, dtypes.int32, values.cast(place, dtypes.int32), slot)
+
+
+def _show(values: Reader, parts: Parts, arrays: Arrays, place: Node) -> None:
+    """Have every thread write its values, and wait for all others'."""
+    scopes = values.scopes
     for part, (array, width) in zip(parts, arrays, strict=True):
-        start = values.scaled(_thread(values), width, dtypes.int32)
+        start = values.scaled(place, width, dtypes.int32)
         access = access_of(width, 1, 0, width * part.dtype.itemsize)
         scopes.append(Node(Ops.VSTORE, dtypes.token, (array, start, part), access))
     scopes.append(BARRIER)
-    return arrays
 
 
 def _seen(values: Reader, arrays: Arrays, first: Node, thread: int) -> Parts:
@@ -504,15 +570,16 @@ def _before(values: Reader, monoid: Monoid, total: Parts, axis: Node) -> Parts:
         bit *= 2
     if count <= WARP:
         return before
-    arrays = _shown(values, warp_total)
+    arrays, slot = _shown(values, warp_total)
     first = values.value(_first(thread.arg, 1, count))
     mark = values.scopes.mark()
+    begin = _in_slot(values, first, slot)
     place = values.apply(Ops.SUB, dtypes.int32, thread, values.cast(first, dtypes.int32))
     prior = nothing
     for warp in range(count // WARP - 1):
         behind = const(warp * WARP + WARP - 1, dtypes.int32)
         later = values.apply(Ops.CMPLT, dtypes.bool, behind, place)
-        grown = combine(values, monoid, prior, _seen(values, arrays, first, warp * WARP))
+        grown = combine(values, monoid, prior, _seen(values, arrays, begin, warp * WARP))
         prior = _chosen(values, later, grown, prior)
     return _kept(values, combine(values, monoid, prior, before), arrays, mark)
 

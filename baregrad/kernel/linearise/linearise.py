@@ -6,6 +6,7 @@ invariant values move out of loops, and constant parts of addresses go into the 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from types import MappingProxyType
@@ -62,10 +63,11 @@ def linearise(kernel: Node) -> Node:
         values.pipes = tuple([node for node in toposort(kernel) if node.op is Ops.PIPE])
     tiles = {} if block else find_tiles(values, kernel)
     # The statements around the one being written, and what to do where each of them ends.
-    path: list[tuple[Iterator[Node], Leave | None]] = []
-    statements, leave = iter(kernel.src), None
+    path: list[tuple[deque[Node], Leave | None]] = []
+    values.ahead, leave = deque(kernel.src), None
     while True:
-        for node in statements:
+        while values.ahead:
+            node = values.ahead.popleft()
             _go_on(values, node)
             if node in tiles:
                 store_rows(values, node, tiles[node])
@@ -75,8 +77,8 @@ def linearise(kernel: Node) -> Node:
                 raise CompilerBug("not a statement of the CPU's loop level", found=node)
             inside = rule(values, node)
             if inside is not None:
-                path.append((statements, leave))
-                statements, leave = iter(inside[0]), inside[1]
+                path.append((values.ahead, leave))
+                values.ahead, leave = deque(inside[0]), inside[1]
                 break
         else:
             _go_on(values, None)
@@ -84,12 +86,15 @@ def linearise(kernel: Node) -> Node:
                 leave()
             if not path:
                 break
-            statements, leave = path.pop()
+            values.ahead, leave = path.pop()
     return instruction(Ops.PROGRAM, dtypes.token, tuple(values.scopes.stack[0].code), kernel.arg)
 
 
 def _go_on(values: Values, node: Node | None) -> None:
     """End the last statement, if that waits for it; not if the next one stores what it folded."""
+    if node in values.folded:
+        values.folded.remove(node)
+        return
     last, values.unended = values.unended, None
     if last is None:
         return
@@ -204,8 +209,8 @@ def _store(values: Values, node: Node) -> None:
     # A value that differs from point to point is not asked for twice.
     same_axes = own is ranges or axes == values.tiles.axes_of(own)
     compute = values.fresh if same_axes else values.value
-    if values.gpu and len(points) > 1 and value.has(Ops.REDUCE) and not values.masks:
-        fold_together(values, value, points)
+    if values.gpu and value.has(Ops.REDUCE) and not values.masks:
+        _fold_with_next(values, node, points)
     if axes and values.memory.reads_elsewhere(node, axes, values.masks):
         _store_late(values, node, lanes, compute, points)
         points = []
@@ -236,11 +241,40 @@ def _store(values: Values, node: Node) -> None:
         if address.is_regular(lanes) and not address.points:
             interleave(code, begins)
     values.point = {}
-    if values.gpu and fold_of_threads(value) is not None:
+    if values.folded:
+        values.unended = node
+    elif values.gpu and fold_of_threads(value) is not None:
         # Threads meet once for all states.
         values.unended = node
     else:
         values.scopes.end_statement()
+
+
+def _fold_with_next(values: Values, node: Node, points: list[Any]) -> None:
+    """Fold what threads have for a STORE, and for those behind it whose folds need no other."""
+    if values.folded:
+        return
+    stores = [(node.src[1], points)]
+    for other in _beside(values, node):
+        ranges = other.src[1].ranges.union(*[place.ranges for place in other.src[2:]])
+        axes = values.tiles.axes_of(ranges)
+        stores.append((other.src[1], values.tiles.points(axes, values.point)))
+        values.folded.append(other)
+    if len(stores) > 1 or len(points) > 1:
+        fold_together(values, stores)
+
+
+def _beside(values: Values, store: Node) -> Iterator[Node]:
+    """The STOREs of sums right behind one, all of them to registers that none of them reads."""
+    arrays = {store.src[0]}
+    for other in values.ahead:
+        if other.op is not Ops.STORE or not other.src[1].has(Ops.REDUCE):
+            return
+        reads = {one.src[0] for one in toposort(other) if one.op is Ops.LOAD}
+        arrays.add(other.src[0])
+        if not arrays <= values.memory.registers.keys() or arrays & reads:
+            return
+        yield other
 
 
 def _store_late(

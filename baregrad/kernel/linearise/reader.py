@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -48,8 +49,9 @@ class Reader(Emitter):
     is being evaluated. shared: what lazy guards read of the expression around them. exchanges:
     shared memory in which threads show each other values. shown: that of the last fold, where
     neither a loop nor a condition is around it. unended: a STORE of a state that threads folded,
-    which ends with the next statement, unless that stores another state. simplified,
-    simplified_sums: conditions and parts of offsets at points.
+    which ends with the next statement, unless that stores another state. ahead: the statements
+    behind the current one. folded: those of them whose folds are done. simplified, simplified_sums:
+    conditions and parts of offsets at points.
     """
 
     def __init__(self, memory: MemoryUse, block: tuple[int, ...]) -> None:
@@ -64,6 +66,8 @@ class Reader(Emitter):
         self.exchanges: dict[Any, Node] = {}
         self.shown = frozenset[Node]()
         self.unended: Node | None = None
+        self.ahead: deque[Node] = deque()
+        self.folded: list[Node] = []
         self.simplified: dict[tuple[Any, ...], list[Node]] = {}
         self.simplified_sums: dict[tuple[Any, ...], tuple[Mapping[Node, int], int]] = {}
 

@@ -149,6 +149,51 @@ def test_sums_of_a_statement_meet_once_for_each_lane_s(rows: int, meetings: int)
     assert meetings_of(program) == meetings
 
 
+def gated(rows: int) -> Node:
+    """The sums of some rows, each times that of a row of another array."""
+    row, step = range_node(rows, 0), range_node(256, 1)
+    first, second = [
+        k.reduce(Ops.ADD, k.at(k.param(slot, rows, 256), row, step), step) for slot in (1, 2)
+    ]
+    return k.kernel(k.out(k.param(0, rows), alu(Ops.MUL, first, second), row))
+
+
+WARPS = "split('r1', outer='w', t=32), bind('w', 'thread_y'), bind('t', 'thread')"
+
+
+@pytest.mark.parametrize(("rows", "exchanges"), (
+    (1, 1 + 4 + 1), (4, (4 + 2 + 1) + 2 + (1 + 2 + 4)),
+))  # fmt: skip
+def test_sums_of_statements_next_to_each_other_meet_once(rows: int, exchanges: int) -> None:
+    """Lanes share out what both have, until each adds up one sum; then they show each other all."""
+    program = check_gpu(
+        gated(2 * rows),
+        f"Schedule(split('i0', outer='b', u={rows}), bind('b', 'grid'), bind('u', 'unroll'),"
+        f" {WARPS})",
+    )
+    assert (meetings_of(program), exchanges_of(program)) == (1, exchanges)
+
+
+@pytest.mark.parametrize("turns", (2, 3, 5))
+@pytest.mark.parametrize("rows", (1, 2))
+def test_threads_meet_once_in_each_turn_of_a_loop(turns: int, rows: int) -> None:
+    program = check_gpu(
+        gated(2 * turns * rows),
+        f"Schedule(split('i0', outer='b', turn={turns}, u={rows}), bind('b', 'grid'),"
+        f" bind('u', 'unroll'), {WARPS})",
+    )
+    assert meetings_of(program) == 1
+
+
+def test_sums_of_a_loop_in_a_loop_meet_before_they_are_shown() -> None:
+    """The first turn of the inner one may show in the slot that its last one did."""
+    program = check_gpu(
+        gated(12),
+        f"Schedule(split('i0', outer='b', turn=2, again=3), bind('b', 'grid'), {WARPS})",
+    )
+    assert meetings_of(program) == 2
+
+
 def test_places_of_several_rows_meet_once() -> None:
     """A state of two numbers: what was largest, and where."""
     row, step = range_node(4, 0), range_node(96, 1)
