@@ -4,8 +4,9 @@ A kernel that begins early waits before it reads what others write. Nobody write
 are used, so a thread's first ones are asked for ahead of that, and memory is busy while small
 kernels follow each other. Where threads have one turn, registers hold what comes. Where a block has
 its rows in turn, a thread copies its own words to places in shared memory that no other thread
-touches, and those of the next turn as soon as it has used those of this one, while threads meet for
-a sum. That nothing in front writes the weights is for the list to see (`GpuLaunch.early`).
+touches, and those of the next turn as soon as it has used what was there: while it multiplies by
+others, and while threads meet for a sum. That nothing in front writes the weights is for the list
+to see (`GpuLaunch.early`).
 Two turns under way were no better than one; and with the words of a single turn in shared memory
 too, a step of 1 billion weights in six bits took 666 us on an H200, for 634.
 Source: PTX ISA, "cp.async" and "griddepcontrol".
@@ -29,6 +30,8 @@ from baregrad.target.gpu import GpuTarget
 BLOCK = ".block"
 # Bytes of asynchronous copies, and of what a thread has in registers while it waits, at most.
 COPIED, MOST_HELD = (4, 8, 16), 256
+# In how many parts a turn's places are filled again: each costs some instructions that wait.
+REFILLS = 4
 # Registers of a thread, about, which say how many blocks share what memory there is.
 REGISTERS = 64
 _BLOCKS = (Ops.BEGIN, Ops.TEST)
@@ -216,15 +219,16 @@ class _Slots:
         code += [*self._copies(starts, memo), _machine("cp.async.commit")]
         return [*code, *self._further(starts)]
 
-    def followed(self, turn: Node) -> list[Node]:
-        """What begins the copies of a turn that follows."""
+    def followed(self, turn: Node) -> tuple[list[Node], dict[Node, Node], list[Node]]:
+        """What finds the words of a turn that follows, the copy of each load, and what is last."""
         roots = [one for load in self.loads for one in _condition(load)]
         code, memo = self._moved(turn, [one for one in self.moving if one in toposort(*roots)])
         starts = {
             place: instruction(Ops.READ, place.dtype, (register,))
             for place, (register, _) in self._following.items()
         }
-        return [*code, *starts.values(), *self._copies(starts, memo), *self._further(starts)]
+        copies = dict(zip(self.loads, self._copies(starts, memo), strict=True))
+        return [*code, *starts.values()], copies, list(self._further(starts))
 
     def read(self, load: Node) -> Node:
         """What reads a thread's own words in the place of a load."""
@@ -337,16 +341,37 @@ def _looped(
     front = [*slots.fixed, *begun, _machine("launch.wait")]
     following = alu(Ops.ADD, counter, const(1, counter.dtype))
     more = alu(Ops.CMPLT, following, high)
-    test = instruction(Ops.TEST, dtypes.token, (more,))
-    copies = [following, more, test, *_computed(slots.followed(following), slots.fixed)]
-    copies += [instruction(Ops.END, dtypes.token, ()), _machine("cp.async.commit")]
+    found, copies, further = slots.followed(following)
     memo = {load: slots.read(load) for load in slots.loads}
-    copied = frozenset(slots.loads)
-    used = [memo[node] if node in copied else node for node in loop[1:fold]]
-    body = [counter, _machine("cp.async.wait", 0), *used, *copies, *loop[fold:]]
+    used = _refilled(loop[1:fold], memo, copies, more)
+    further.append(_machine("cp.async.commit"))
+    found = [following, more, *_computed(found, slots.fixed)]
+    body = [counter, _machine("cp.async.wait", 0), *found, *used, *further, *loop[fold:]]
     rest = [*_without(body, frozenset(slots.fixed), frozenset(slots.moving), code[end:])]
     outside = [node for node in code[:begin] if node not in slots.fixed]
     return program.replace(src=(*front, *outside, *renamed(rest, memo), *code[end:]))
+
+
+def _refilled(
+    used: Sequence[Node], memo: dict[Node, Node], copies: dict[Node, Node], more: Node
+) -> list[Node]:
+    """What uses a turn's words, which `memo` reads; behind the last use of some the next's copies.
+
+    more: whether there is a next turn.
+    """
+    last = {child: place for place, node in enumerate(used) for child in node.src}
+    order = sorted(copies, key=last.__getitem__)
+    size = -(-len(order) // REFILLS)
+    parts = [order[first : first + size] for first in range(0, len(order), size)]
+    ending = {last[part[-1]]: [copies[load] for load in part] for part in parts}
+    test = instruction(Ops.TEST, dtypes.token, (more,))
+    close = instruction(Ops.END, dtypes.token, ())
+    found: list[Node] = []
+    for place, node in enumerate(used):
+        found.append(memo.get(node, node))
+        if place in ending:
+            found += [test, *ending[place], close]
+    return found
 
 
 def _without(

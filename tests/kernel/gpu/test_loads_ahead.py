@@ -80,6 +80,8 @@ def test_words_of_the_next_turn_are_copied_when_those_of_this_one_are_used(
     used, _, copied = loop.partition("cp.async.c")
     assert "cp.async.wait_group 0" in used and "ld.shared" in used
     assert "shfl" in copied and "shfl" not in used
+    # What was used first is filled again while other words are still to be read.
+    assert "ld.shared.v4" in used and "ld.shared.v4" in copied
 
 
 def test_without_room_in_shared_memory_nothing_is_copied() -> None:
