@@ -32,8 +32,9 @@ BLOCK = ".block"
 COPIED, MOST_HELD = (4, 8, 16), 256
 # In how many parts a turn's places are filled again: each costs some instructions that wait.
 REFILLS = 4
-# Registers of a thread, about, which say how many blocks share what memory there is.
-REGISTERS = 64
+# Registers of a thread, about, which say how many blocks share what memory there is; and so many
+# that blocks may have room for another one.
+REGISTERS, LEAST_REGISTERS = 64, 56
 _BLOCKS = (Ops.BEGIN, Ops.TEST)
 
 
@@ -69,6 +70,12 @@ def _thread(code: Sequence[Node]) -> Node | None:
     """The variable that numbers a block's threads."""
     names = (child for node in code for child in node.src if child.op is Ops.VAR)
     return next((one for one in names if one.arg.name == THREAD), None)
+
+
+def _blocks(code: Sequence[Node]) -> int:
+    """How many blocks there are at most."""
+    names = (child for node in code for child in node.src if child.op is Ops.VAR)
+    return max([one.arg.hi + 1 for one in names if one.arg.name == BLOCK], default=1)
 
 
 def _outer_loops(code: Sequence[Node]) -> Iterator[tuple[int, int]]:
@@ -198,15 +205,35 @@ class _Slots:
         """Whether all blocks that a multiprocessor has registers for have room."""
         warps = -(-self.threads // target.warp_lanes)
         blocks = max(target.resident_blocks(warps, REGISTERS, 0), 1)
+        room = target.shared_bytes_per_unit // blocks - target.shared_bytes_reserved
+        are_even = all(step is not None for _, step in self._following.values())
+        return bool(self.loads) and are_even and self._taken(code) <= room
+
+    def _taken(self, code: Sequence[Node]) -> int:
+        """Bytes of a block, all arrays of the code and these together."""
         arrays = {child for node in code for child in node.src if child.op is Ops.ALLOC}
         taken: int = sum([
             prod(one.shape) * max(one.arg.depth, 1) * one.dtype.itemsize
             for one in arrays if one.arg.space == "shared"
         ])  # fmt: skip
-        own = sum([_nbytes(load) for load in self.loads]) * self.threads
-        room = target.shared_bytes_per_unit // blocks - target.shared_bytes_reserved
-        are_even = all(step is not None for _, step in self._following.values())
-        return bool(self.loads) and are_even and own + taken <= room
+        return taken + sum([_nbytes(load) for load in self.loads]) * self.threads
+
+    def spread(self, code: Sequence[Node], blocks: int, target: GpuTarget) -> None:
+        """Take so much that no multiprocessor has room for more of all blocks than its share.
+
+        They begin while those of the kernel in front leave: where these leave first there would be
+        most of them, which share what memory gives to one multiprocessor.
+        """
+        warps = -(-self.threads // target.warp_lanes)
+        share = -(-blocks // target.units)
+        if share >= target.resident_blocks(warps, LEAST_REGISTERS, 0):
+            return
+        wanted = target.shared_bytes_per_unit // (share + 1) - target.shared_bytes_reserved + 1
+        last = self.loads[-1]
+        array = self._arrays[last]
+        more = -(-max(wanted - self._taken(code), 0) // array.dtype.itemsize)
+        where = array.arg._replace(shape=(array.arg.shape[0] + more,))
+        self._arrays[last] = Node(Ops.ALLOC, array.dtype, (), where)
 
     def begun(self, first: Node) -> list[Node]:
         """What begins the copies of the first turn, and says where those of the next one are."""
@@ -337,6 +364,7 @@ def _looped(
     slots = _Slots(code, _ahead(program, loop[1:fold], counts, counter), counter, thread)
     if not slots.fits(code, target):
         return None
+    slots.spread(code, _blocks(code), target)
     begun = _computed(slots.begun(low), slots.fixed)
     front = [*slots.fixed, *begun, _machine("launch.wait")]
     following = alu(Ops.ADD, counter, const(1, counter.dtype))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from math import prod
 
 import pytest
 
@@ -11,11 +12,12 @@ from baregrad.dtypes import dtypes
 from baregrad.io.gguf import weight
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.gpu.loads_ahead import MOST_HELD, load_ahead
+from baregrad.kernel import grid_size
+from baregrad.kernel.gpu.loads_ahead import MOST_HELD, REGISTERS, load_ahead
 from baregrad.kernel.planning.common.decisions import Decisions
 from baregrad.kernel.planning.first_schedule import choose
 from baregrad.render import get
-from baregrad.render.gpu import read_early
+from baregrad.render.gpu import gpu_signature, read_early
 from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered
 from tests.kernel.packed_products import packed_product
 
@@ -82,6 +84,23 @@ def test_words_of_the_next_turn_are_copied_when_those_of_this_one_are_used(
     assert "shfl" in copied and "shfl" not in used
     # What was used first is filled again while other words are still to be read.
     assert "ld.shared.v4" in used and "ld.shared.v4" in copied
+
+
+@pytest.mark.parametrize(("out", "width", "share"), [
+    (6144, 4096, 6), (128256, 4096, 8), (4096, 14336, 2),
+])  # fmt: skip
+def test_no_multiprocessor_has_room_for_more_blocks_than_its_share(
+    out: int, width: int, share: int
+) -> None:
+    """Which are eight of four warps by their registers, at 64 a thread, and two of fourteen."""
+    kernel = product("Q4_K", out, width)
+    loop, program = lowered(kernel, choose(kernel, HOPPER).schedule)
+    blocks = grid_size(loop)
+    assert isinstance(blocks, int) and -(-blocks // HOPPER.units) == share
+    warps = prod(program.arg.block) // HOPPER.warp_lanes
+    nbytes = gpu_signature(program).shared_nbytes
+    assert HOPPER.resident_blocks(warps, REGISTERS, nbytes) == share
+    assert share == 2 or HOPPER.resident_blocks(warps, 1, nbytes) == share
 
 
 def test_without_room_in_shared_memory_nothing_is_copied() -> None:
