@@ -34,9 +34,10 @@ MOST_WORDS = 4
 # are left; and those of all sums together where a step has many numbers, each of which is widened
 # for all of them.
 MOST_ROWS, MANY_ROWS, BUSY_WARPS = 2, 4, 16
-# The same where words are multiplied as they are: rows at once, threads of a row at most, and warps
-# of a multiprocessor that all begin at once, which have their rows in turn.
-MOST_WORD_ROWS, MOST_WORD_THREADS, WORD_WARPS = 4, 1024, 32
+# The same where words are multiplied as they are: rows at once, and threads of a row at most.
+MOST_WORD_ROWS, MOST_WORD_THREADS = 4, 1024
+# Registers of a thread beside the words that it loads; and bytes of one.
+OTHER_REGISTERS, REGISTER_NBYTES = 24, 4
 MOST_TURNS = 64
 # Rows of the other factor that blocks of their own multiply by the same words.
 MOST_SHARED = 8
@@ -134,7 +135,9 @@ def _plan(
     has_words = _has_words(plan)
     turns = 1
     if has_words:
-        first, each, turns = _shares_of_words(plan, iterations(rows) * iterations(shared), count)
+        words = _words_of(plan, rows, moving, held)
+        all_rows = iterations(rows) * iterations(shared)
+        first, each, turns = _shares_of_words(plan, all_rows, count, words)
     else:
         most = next_power_of_two(max(count * numbers // THREAD_NUMBERS, 1))
         first = min(max(most, min(next_power_of_two(count), plan.warp)), MOST_WARPS * plan.warp)
@@ -183,17 +186,34 @@ def _share_words(plan: GpuPlan, shared: Sequence[Node]) -> None:
         plan.steps.append(Reorder((*outer, *[plan.name(axis) for axis in shared])))
 
 
-def _shares_of_words(plan: GpuPlan, rows: int, count: int) -> tuple[int, int, int]:
+def _words_of(
+    plan: GpuPlan, rows: Sequence[Node], moving: Sequence[Node], held: Sequence[Node]
+) -> int:
+    """Registers of a thread for what a step of as many rows as it may have at once loads."""
+    nbytes = 0
+    each = max(MOST_WORD_ROWS // len(plan.facts.reductions), 1)
+    for access in plan.facts.accesses:
+        if not access.write and not access.axes.isdisjoint(moving):
+            numbers = iterations([axis for axis in held if access.stride(axis)])
+            size = numbers * itemsize(access.array.dtype)
+            nbytes += size if access.axes.isdisjoint(rows) else size * each
+    return nbytes // REGISTER_NBYTES
+
+
+def _shares_of_words(plan: GpuPlan, rows: int, count: int, words: int) -> tuple[int, int, int]:
     """Threads of a row, rows of a thread at once, and how many times as many it has in turn.
 
     A thread has one step of a row if it can: what it makes of the other factor is then the same for
     all of its rows. It has as many as let all blocks begin at once, which makes that seldom, and
     lets the next kernel begin. The order of a sum hangs on its length alone. count: steps of a row.
+    words: registers that they take.
     """
     warp = plan.warp
     steps = -(-count // MOST_WORD_THREADS)
     threads = -(-count // (steps * warp)) * warp
-    most = WORD_WARPS * warp * plan.target.units // threads
+    warps = threads // warp if threads > warp else WARPS
+    blocks = plan.target.resident_blocks(warps, words + OTHER_REGISTERS, 0)
+    most = max(blocks, 1) * plan.target.units * (warps * warp // threads)
     each = max(MOST_WORD_ROWS // len(plan.facts.reductions), 1)
     while each > 1 and 2 * (rows // each) < most:
         each //= 2

@@ -137,6 +137,25 @@ def test_all_blocks_of_words_begin_at_once(
     assert len(re.findall(r"ld\.global\S*\.v4\.b32", before)) == 4 + rows * (turns == 1)
 
 
+@pytest.mark.parametrize(("name", "out", "width", "turns"), [
+    ("Q6_K", 2048, 8192, 1), ("Q6_K", 4096, 14336, 4), ("Q6_K", 14336, 4096, 4),
+    ("Q6_K", 128256, 2048, 16), ("Q4_K", 6144, 4096, 2), ("Q4_K", 4096, 14336, 4),
+])  # fmt: skip
+def test_all_blocks_have_registers_for_what_they_load(
+    name: str, out: int, width: int, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 numbers in six bits and their row take 110 registers, 32 in four bits 64 of them."""
+    monkeypatch.setattr(weight, "LARGE_NBYTES", 1)
+    asked = Decisions(noted=True)
+    kernel = packed_product(name, 1, out, width, dtypes.bfloat16)
+    loop, program = lowered(kernel, choose(kernel, HOPPER, asked).schedule)
+    assert asked.made["rows in turn"].taken == str(turns)
+    # What the renderer asks the assembler for says how many blocks are there at once.
+    (least,) = re.findall(r"\.minnctapersm (\d+)", get("ptx").render(program, HOPPER))
+    blocks = grid_size(loop)
+    assert isinstance(blocks, int) and blocks <= int(least) * HOPPER.units
+
+
 def test_blocks_have_neighbours_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """What all read in a turn lies together, two rows of each of a block's eight warps."""
     monkeypatch.setattr(weight, "LARGE_NBYTES", 1)
