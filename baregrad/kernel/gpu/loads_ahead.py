@@ -32,9 +32,9 @@ BLOCK = ".block"
 COPIED, MOST_HELD = (4, 8, 16), 256
 # In how many parts a turn's places are filled again: each costs some instructions that wait.
 REFILLS = 4
-# Registers of a thread, about, which say how many blocks share what memory there is; and so many
-# that blocks may have room for another one.
-REGISTERS, LEAST_REGISTERS = 64, 56
+# Registers of a thread, about, which say how many blocks share what memory there is; and those that
+# it has at least beside what it loads, of so many bytes each.
+REGISTERS, LEAST_BESIDE, REGISTER_NBYTES = 64, 16, 4
 _BLOCKS = (Ops.BEGIN, Ops.TEST)
 
 
@@ -226,7 +226,9 @@ class _Slots:
         """
         warps = -(-self.threads // target.warp_lanes)
         share = -(-blocks // target.units)
-        if share >= target.resident_blocks(warps, LEAST_REGISTERS, 0):
+        loads = [one for one in code if one.op is Ops.VLOAD and one.src[0].op is Ops.PARAM]
+        registers = sum(map(_nbytes, loads)) // REGISTER_NBYTES + LEAST_BESIDE
+        if share >= target.resident_blocks(warps, registers, 0):
             return
         wanted = target.shared_bytes_per_unit // (share + 1) - target.shared_bytes_reserved + 1
         last = self.loads[-1]
