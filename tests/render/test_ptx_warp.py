@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -87,8 +88,11 @@ def test_products_of_fragments(kind: str, depth: int) -> None:
     np.testing.assert_array_equal(flat.reshape(16, 8), a @ b.T + start)
 
 
-def tile_program(masked: bool) -> Node:
-    """A (16 x 16) and B (8 x 16) of bfloat16 by way of shared memory."""
+def tile_program(masked: bool, lines: tuple[int, ...] = ()) -> Node:
+    """A (16 x 16) and B (8 x 16) of bfloat16 by way of shared memory.
+
+    lines: (0, 0, 1) where whole lines of A may come at once.
+    """
     w = Writer()
     half = dtypes.bfloat16
     a, b, out = param(1, 256, half), param(2, 128, half), param(0, 128)
@@ -96,7 +100,7 @@ def tile_program(masked: bool) -> Node:
     lane = w.thread(32)
     eight = w.do(Ops.MUL, lane, const(8, I64))
     rows = (w.test(Ops.CMPLT, eight, const(128, I64)),) if masked else ()
-    w.machine("cp.async", shared_a, eight, a, eight, *rows, imm=(16,))
+    w.machine("cp.async", shared_a, eight, a, eight, *rows, imm=(16, *lines))
     w.machine("cp.async.commit")
     few = w.test(Ops.CMPLT, lane, const(16, I64))
     w.branch(few)
@@ -131,6 +135,28 @@ def test_a_tile_through_shared_memory(masked: bool) -> None:
     kept = np.where(np.arange(16)[:, None] < 8, a, 0) if masked else a
     np.testing.assert_array_equal(found.reshape(16, 8), kept @ b.T)
     assert decode(codes, dtypes.bfloat16).shape == a.shape
+
+
+@pytest.mark.parametrize("masked", (False, True))
+def test_lines_of_memory_may_come_whole(masked: bool) -> None:
+    program = tile_program(masked, (0, 0, 1))
+    codes, a = values_of("bfloat16", (16, 16))
+    right, b = values_of("bfloat16", (8, 16))
+    found = np.zeros(128, np.float32)
+    run_ptx(program, [found, codes.reshape(-1), right.reshape(-1)])
+    kept = np.where(np.arange(16)[:, None] < 8, a, 0) if masked else a
+    np.testing.assert_array_equal(found.reshape(16, 8), kept @ b.T)
+    copies = re.findall(r"cp\.async\.c[ag]\S+", render.get("ptx").render(program, HOPPER))
+    assert [copy.endswith(".L2::128B") for copy in copies] == [True, False]
+    older = dataclasses.replace(HOPPER, ptx_isa=(7, 3))
+    assert ".L2::" not in render.get("ptx").render(program, older)
+
+
+@needs_ptxas
+def test_copies_of_whole_lines_assemble() -> None:
+    for row in GPU_ROWS:
+        if row.async_copies:
+            assemble([tile_program(True, (0, 0, 1))], row)
 
 
 @INTERPRETED

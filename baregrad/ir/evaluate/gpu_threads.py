@@ -110,7 +110,7 @@ def _exchange(machine: Threads, node: Node) -> None:
 def _copy(machine: Threads, node: Node) -> None:
     """Elements that land when their group is waited for; nobody may touch the places till then."""
     target, at, array, offset, *mask = node.src
-    nbytes, to, first = node.arg.immediates
+    nbytes, to, first = node.arg.immediates[:3]
     lanes = nbytes // target.dtype.itemsize
     shape = (machine.threads.size, lanes)
     every = machine.active[:, None]

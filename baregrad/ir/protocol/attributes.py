@@ -105,11 +105,13 @@ class CopyTo:
     memory to shared memory; completes with the group that COMMIT closes).
     multicast: the tile lands in every block of the cluster. box: that of a `tma` whose sources are
     an array, an input, a slot, a place in it, and where the box begins along each dimension.
+    lines: other copies of the block read what lies beside it, so whole lines may come at once.
     """
 
     engine: str
     multicast: bool = False
     box: TensorBox | None = None
+    lines: bool = False
 
 
 def is_box(statement: Node) -> bool:

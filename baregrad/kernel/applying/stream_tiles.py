@@ -334,7 +334,8 @@ class _Builder:
             done = store(array, found, to)
         else:
             target = (array, found, *to)
-            done = make_node(Ops.COPYTO, dtypes.token, target, CopyTo("async"))
+            lines = not is_of_rows and self.facts.passes_once(panel.read, self.rows)
+            done = make_node(Ops.COPYTO, dtypes.token, target, CopyTo("async", lines=lines))
         if count * width % (threads * lanes):
             done = make_node(Ops.IF, dtypes.token, (index.less(at, count), done))
         return make_node(Ops.LOOP, dtypes.token, (each, done)) if lanes == 1 else done

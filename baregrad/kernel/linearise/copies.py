@@ -62,7 +62,8 @@ def copy_to(values: Values, node: Node) -> None:
             access = access_of(lanes, 1, at, lanes * target.dtype.itemsize)
             scopes.append(make_node(Ops.VSTORE, dtypes.token, (target, shared, zeros), access))
         else:
-            one = Machine("cp.async", (lanes * target.dtype.itemsize, at, first))
+            lines = (1,) if node.arg.lines else ()
+            one = Machine("cp.async", (lanes * target.dtype.itemsize, at, first, *lines))
             src = (target, shared, value.src[0], array, *(() if taken is None else (taken,)))
             scopes.append(make_node(Ops.MACHINE, dtypes.token, src, one))
         if test is not None:

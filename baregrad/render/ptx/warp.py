@@ -13,8 +13,10 @@ immediates in brackets and their sources:
     cvt.widen (type, type, turned) W, W, W     the four 8-bit floats of a word as two 16-bit ones in
                                                each of two words; turned, the second and the third
                                                change places
-    cp.async (bytes[, at, first]) shared, offset, array, offset[, mask]   zeros where the mask is
-                                               false; `at` and `first` elements behind the offsets
+    cp.async (bytes[, at, first[, lines]]) shared, offset, array, offset[, mask]   zeros where the
+                                               mask is false; `at` and `first` elements behind the
+                                               offsets; `lines`: the second cache may ask for 128
+                                               bytes of memory at once
     cp.async.commit    cp.async.wait (keep)    copies in groups; all but the last `keep` are there
     elect                                      whether this is the one lane that a warp sends
 
@@ -29,6 +31,7 @@ from types import MappingProxyType
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import as_dtype
 from baregrad.ir.core.node import Node
+from baregrad.render.ptx.fetch_ahead import HINTS
 from baregrad.render.ptx.memory import place_of
 from baregrad.render.ptx.text import ALL_LANES, PtxText, Rule, braces
 from baregrad.render.ptx.types import ptx_type
@@ -113,7 +116,7 @@ def _widen(f: PtxText, node: Node) -> None:
 
 
 def _copy(f: PtxText, node: Node) -> None:
-    nbytes, to, first = (*node.arg.immediates, 0, 0)[:3]
+    nbytes, to, first, lines = (*node.arg.immediates, 0, 0, 0)[:4]
     shared, at, array, offset, *mask = node.src
     _need(f, node, f.target.async_copies)
     if nbytes not in (4, 8, 16):
@@ -126,6 +129,8 @@ def _copy(f: PtxText, node: Node) -> None:
         operands.append(f.made("%r", "selp.b32", str(nbytes), "0", f.one(mask[0])))
     guard = f.open[-1].guard if f.open else ""
     opcode = f"cp.async.{'cg' if nbytes == 16 else 'ca'}.shared.global"
+    if lines and f.target.ptx_isa >= HINTS:
+        opcode += ".L2::128B"
     f.emit(opcode, *operands, guard=guard)
 
 

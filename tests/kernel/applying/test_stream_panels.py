@@ -121,6 +121,31 @@ def test_small_powers_of_octets_have_their_digits(height: float) -> None:
     assert np.abs(found - wanted).max() < 2.0**-7 * np.abs(wanted).max()
 
 
+@pytest.mark.parametrize(("rows", "once"), [(1, True), (9, True), (150, False)])
+def test_what_one_block_alone_reads_comes_by_whole_lines(
+    rows: int, once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and values, unless blocks of further rows read them too."""
+    texts: list[str] = []
+    load = PtxDevice.load
+    monkeypatch.setattr(
+        PtxDevice, "load", lambda self, program: texts.append(program.source) or load(self, program)
+    )
+    random = np.random.default_rng(rows)
+    query = random.standard_normal((2, 2, rows, 64))
+    key, value = (random.standard_normal((2, 2, 40, 64)) for _ in range(2))
+    given = [torch.tensor(each).bfloat16() for each in (query, key, value)]
+    wanted = torch.nn.functional.scaled_dot_product_attention(*[one.double() for one in given])
+    # Single warps, as of machines without units for four.
+    with ptx_session(architecture="sm_89"):
+        q, k, v = (Tensor(one.float().numpy()).cast("bfloat16").realize() for one in given)
+        found = q.scaled_dot_product_attention(k, v).cast("float32").numpy()
+    assert np.abs(found - wanted.numpy()).max() < 2.0**-7 * np.abs(wanted.numpy()).max()
+    (text,) = [each for each in texts if "mma.sync" in each]
+    whole = [line for line in text.splitlines() if "cp.async.cg" in line]
+    assert whole and any("L2::128B" in line for line in whole) == once
+
+
 @pytest.mark.parametrize(("queries", "keys", "heads", "shared", "causal"), [
     (128, 128, 1, 1, True), (72, 70, 1, 1, False),
 ])  # fmt: skip
