@@ -14,6 +14,7 @@ from baregrad.kernel.gpu.shared_copies import check_shared
 from baregrad.kernel.gpu.staged_outputs import stage_outputs
 from baregrad.kernel.language.schedule import Pipeline, Schedule, StageOutput
 from baregrad.kernel.loops.delayed_stores import delay_stores
+from baregrad.kernel.loops.fewer_rows import part_fewer_rows
 from baregrad.kernel.loops.last_steps import part_last_steps
 from baregrad.kernel.loops.loop_pieces import note_plain
 from baregrad.kernel.loops.select_of_loads import join_reads
@@ -57,6 +58,14 @@ class Lowering:
                 "join-reads",
                 "a choice between elements of one array is one load from a chosen place",
                 "loop", "loop", join_reads, ("to-loops",),
+            ),
+            *(
+                Pass(
+                    "fewer-rows",
+                    "blocks whose rows are not all there compute none of the others",
+                    "loop", "loop", part_fewer_rows, ("to-loops",),
+                )
+                for _ in range(target.kind == "gpu")
             ),
             Pass(
                 "check-shared",

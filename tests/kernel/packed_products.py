@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baregrad import Tensor, dtypes
+from baregrad import Tensor, dtypes, variable
 from baregrad.base.options import options
 from baregrad.graph import canonicalise
 from baregrad.io.gguf import PackedWeight, by_name
@@ -14,18 +14,20 @@ from tests.kernel.gpu_kernels import HOPPER
 
 
 def packed_product(
-    name: str, rows: int, out: int, width: int, dtype: object = dtypes.float32
-) -> Node:
+    name: str, rows: int, out: int, width: int, dtype: object = dtypes.float32, *,
+    symbolic: bool = False,
+) -> Node:  # fmt: skip
     """The kernel of `rows` vectors of `width` times `out` rows of a type, as a GPU runs it.
 
-    The first one, where a sum is made of parts.
+    The first one, where a sum is made of parts. symbolic: of as many vectors, or fewer.
     """
     row = by_name(name)
     with options.override(device="NULL", cache=False):
         packed = Tensor.zeros(out, row.row_nbytes(width), dtype=dtypes.uint8).contiguous()
         weight = PackedWeight(row, (out, width), packed).in_planes()
         x = Tensor.ones(rows, width, dtype=dtype).contiguous().realize()
-        sink = graph_of(weight.linear(x), [x])
+        read = x[: variable("rows", 1, rows)] if symbolic else x
+        sink = graph_of(weight.linear(read), [x])
     plan = make_plan(canonicalise(sink, None, HOPPER), target=HOPPER)
     return next(kernel for kernel in plan.kernels if kernel.has(Ops.REDUCE))
 

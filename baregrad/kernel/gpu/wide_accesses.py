@@ -95,7 +95,7 @@ def _end_of_stores(code: Sequence[Node], begin: int) -> int:
 def _groups(code: Sequence[Node]) -> list[Group]:
     """Scalar accesses of one kind, base and condition with nothing between that may not pass."""
     found: dict[Any, Group] = {}
-    counts = Counter(code)
+    counts = _times_in_stretch(code)
     defined: dict[Node, int] = {}
     # By memory: how often it was written, and what the latest stores have in common.
     writes: Counter[Node | None] = Counter()
@@ -119,9 +119,20 @@ def _groups(code: Sequence[Node]) -> list[Group]:
             latest[memory] = key
             writes[memory] += 1
         group = found.setdefault((key, writes[memory]), {})
-        if counts[node] == 1 and _may_join(node):
+        if counts[node, stretch] == 1 and _may_join(node):
             group.setdefault(node.arg.at, position)
     return [group for group in found.values() if len(group) > 1]
+
+
+def _times_in_stretch(code: Sequence[Node]) -> Counter[tuple[Node, int]]:
+    """How often each access is in each stretch: what blocks that exclude each other do is alike."""
+    found = Counter[tuple[Node, int]]()
+    stretch = 0
+    for node in code:
+        stretch += node.op in _ENDS
+        if node.op is _VLOAD or node.op is _VSTORE:
+            found[node, stretch] += 1
+    return found
 
 
 def _may_join(node: Node) -> bool:

@@ -158,6 +158,22 @@ def _blocks(f: PtxText) -> int:
     return blocks_of_groups(f.program, f.signature, f.target)
 
 
+def _loaded_nbytes(code: Sequence[Node]) -> int:
+    """Bytes that a thread loads, of what is under conditions the most that one of them lets be."""
+    machine = [node for node in code if node.op is Ops.MACHINE]
+    copied = {node.src[0] for node in machine if node.arg.name == "cp.async"}
+    always = inside = most = depth = 0
+    is_test = False
+    for node in code:
+        if not depth:
+            most, inside, is_test = max(most, inside), 0, node.op is Ops.TEST
+        depth += (node.op in (Ops.BEGIN, Ops.TEST)) - (node.op is Ops.END)
+        if node.op is Ops.VLOAD and (node.src[0].op is Ops.PARAM or node.src[0] in copied):
+            nbytes = max(node.arg.width, 1) * node.dtype.itemsize
+            always, inside = always + nbytes * (not is_test), inside + nbytes * is_test
+    return always + max(most, inside)
+
+
 def _blocks_of_loads(f: PtxText) -> int:
     """How many blocks have registers for all that their threads load at once; or 0.
 
@@ -167,13 +183,7 @@ def _blocks_of_loads(f: PtxText) -> int:
     code = f.program.src
     if not any(node.op in WORD_PRODUCTS for node in code) and not _begins_with_powers(code):
         return 0
-    machine = [node for node in code if node.op is Ops.MACHINE]
-    copied = {node.src[0] for node in machine if node.arg.name == "cp.async"}
-    loads = [
-        node for node in code
-        if node.op is Ops.VLOAD and (node.src[0].op is Ops.PARAM or node.src[0] in copied)
-    ]  # fmt: skip
-    nbytes: int = sum([max(node.arg.width, 1) * node.dtype.itemsize for node in loads])
+    nbytes = _loaded_nbytes(code)
     warps = -(-f.signature.threads // f.target.warp_lanes)
     most: int = f.target.resident_blocks(warps, nbytes // WORD_NBYTES + OTHER_REGISTERS, 0)
     numbers = [one for one in leaves(f.program) if one.op is Ops.VAR and one.arg.name == BLOCK]

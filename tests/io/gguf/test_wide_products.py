@@ -10,6 +10,7 @@ import pytest
 from baregrad import Tensor, bind, dtypes, variable
 from baregrad.io.gguf import PackedWeight, PlanarWeight, by_name
 from baregrad.io.gguf.wide_products import BY_INTEGERS, RUN, whole_row, wide_linear
+from baregrad.kernel.planning.gpu import packed_sums
 from baregrad.testing.ptx_device import ptx_session
 from tests.io.gguf.packed import random_rows, reference
 
@@ -88,8 +89,10 @@ def test_exact_products_take_numbers_as_they_are(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("name", "rows"), [("Q4_K", 2), ("Q4_K", 8), ("Q6_K", 3), ("Q5_K", 2), ("Q2_K", 2), ("Q4_1", 4)]
-)
+    ("name", "rows"),
+    [("Q4_K", 1), ("Q4_K", 2), ("Q4_K", 6), ("Q4_K", 7), ("Q4_K", 8), ("Q6_K", 3), ("Q5_K", 2),
+     ("Q2_K", 2), ("Q4_1", 4)],
+)  # fmt: skip
 def test_few_rows_are_lone_rows_of_one_launch(
     name: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,3 +178,39 @@ def test_a_gate_is_read_along_with_what_it_gates(monkeypatch: pytest.MonkeyPatch
     _, _, behind = text.partition("shfl.sync")
     assert behind and "ld.global" not in behind
     assert text.count("bar.sync") == text.count("st.shared.f32")
+
+
+@pytest.mark.parametrize(
+    ("name", "out", "turns"), [("Q4_K", 5, 1), ("Q4_K", 14, 3), ("Q6_K", 6, 1), ("Q6_K", 9, 2)]
+)
+def test_gated_products_have_the_same_bits_whatever_rows_are_beside_them(
+    name: str, out: int, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks have several rows, one, or some of several: each is a version of the same work.
+
+    turns: that a block has its words in, which it copies ahead.
+    """
+    monkeypatch.setattr("baregrad.io.gguf.weight.LARGE_NBYTES", 0)
+    shares = packed_sums._shares_of_words
+    monkeypatch.setattr(
+        packed_sums, "_shares_of_words", lambda *given: (shares(*given)[0], 1 + turns % 2, turns)
+    )
+    row, random = by_name(name), np.random.default_rng(10)
+    packed = [random_rows(row, out, 512) for _ in range(2)]
+    values = random.standard_normal((8, 512)).astype(np.float32)
+    at = variable("rows", 1, 8)
+    with ptx_session():
+        gate, up = (PackedWeight(row, (out, 512), Tensor(one)).in_planes() for one in packed)
+        x = Tensor(values).cast(dtypes.bfloat16).realize()
+        found = []
+        for count in (8, 1, 2, 3, 5, 7):
+            some = x[: bind(at, count)]
+            product = gate.linear(some, wide=True).tanh() * up.linear(some, wide=True)
+            found.append(product.numpy())
+        read = x.cast(dtypes.float32).numpy().astype(np.float64)
+        del gate, up, x, some, product
+    for some in found[1:]:
+        np.testing.assert_array_equal(some, found[0][: len(some)])
+    first, second = (reference(row, one).astype(np.float64) for one in packed)
+    bound = 2.0**-12 * (np.abs(read) @ np.abs(first).T + 1) * (np.abs(read) @ np.abs(second).T)
+    assert (np.abs(found[0] - np.tanh(read @ first.T) * (read @ second.T)) <= bound).all()

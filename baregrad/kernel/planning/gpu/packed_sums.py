@@ -14,7 +14,7 @@ from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.ir.core.op import WORD_PRODUCTS, Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, iterations
-from baregrad.kernel.language.schedule import Bind, Collapse, Reorder, Split
+from baregrad.kernel.language.schedule import Bind, Collapse, Reorder, Split, Step
 from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
 
@@ -38,9 +38,13 @@ MOST_ROWS, MANY_ROWS, BUSY_WARPS = 2, 4, 16
 MOST_WORD_ROWS, MOST_WORD_THREADS = 4, 1024
 # Registers of a thread beside the words that it loads; and bytes of one.
 OTHER_REGISTERS, REGISTER_NBYTES = 24, 4
+# Warps of a multiprocessor whose threads have several rows of the other factor.
+SEVERAL_WARPS = 16
 MOST_TURNS = 64
-# Rows of the other factor that blocks of their own multiply by the same words.
-MOST_SHARED = 8
+# Rows of the other factor that are multiplied by the same words; those of a thread, and numbers of
+# its step of all of these, at most. Of more numbers two rows have too many registers: on an H200 a
+# step of eight layers of a 1B in Q6_K took 1,247 us for eight rows so, and 1,088 with one.
+MOST_SHARED, ROWS_OF_WORDS, MOST_SHARED_NUMBERS = 8, 4, 128
 
 
 def plan_packed(plan: GpuPlan) -> bool:
@@ -134,10 +138,12 @@ def _plan(
     count = prod([int(axis.src[0].arg) for axis in moving])
     has_words = _has_words(plan)
     turns = 1
+    several = _rows_of_words(plan, shared, numbers)
     if has_words:
         words = _words_of(plan, rows, moving, held)
-        all_rows = iterations(rows) * iterations(shared)
-        first, each, turns = _shares_of_words(plan, all_rows, count, words)
+        # What blocks of a single row make of it pays in many turns.
+        most = iterations(rows) if several > 1 else iterations(rows) * iterations(shared)
+        first, each, turns = _shares_of_words(plan, most, count, words, several)
     else:
         most = next_power_of_two(max(count * numbers // THREAD_NUMBERS, 1))
         first = min(max(most, min(next_power_of_two(count), plan.warp)), MOST_WARPS * plan.warp)
@@ -158,7 +164,7 @@ def _plan(
     else:
         units = [("thread_y", threads // plan.warp), ("thread", plan.warp)]
         plan.spread_rows(rows, 1, each, turns)
-    _share_words(plan, shared)
+    _share_words(plan, shared, several)
     most = 1 if has_words else max(min(count // threads, TOGETHER // numbers) // together, 1)
     while -(-count // (threads * together)) % most:
         most -= 1
@@ -177,13 +183,35 @@ def _plan(
             plan.steps.append(Bind(part, unit))
 
 
-def _share_words(plan: GpuPlan, shared: Sequence[Node]) -> None:
-    """Blocks for each row of the other factor, next to each other: words come from memory once."""
+def _rows_of_words(plan: GpuPlan, shared: Sequence[Node], numbers: int) -> int:
+    """Rows of the other factor that a thread multiplies by the words that it has.
+
+    numbers: of one step's words.
+    """
+    if not shared:
+        return 1
+    few = min(iterations(shared), ROWS_OF_WORDS)
+    most = few if numbers * ROWS_OF_WORDS <= MOST_SHARED_NUMBERS else 1
+    return plan.pick("rows of words", powers_from(next_power_of_two(most), 1, MOST_SHARED))
+
+
+def _share_words(plan: GpuPlan, shared: Sequence[Node], several: int) -> None:
+    """Blocks for `several` rows of the other factor each, next to each other.
+
+    So words come from memory once.
+    """
     if shared:
-        binds = [step for step in plan.steps if isinstance(step, Bind)]
-        outer = [step.axis for step in binds if step.unit == "grid"]
-        plan.grid(shared)
-        plan.steps.append(Reorder((*outer, *[plan.name(axis) for axis in shared])))
+        outer = _of_grid(plan.steps)
+        done = len(plan.steps)
+        if several > 1:
+            plan.parts(shared, [("unroll", several)], "grid")
+        else:
+            plan.grid(shared)
+        plan.steps.append(Reorder((*outer, *_of_grid(plan.steps[done:]))))
+
+
+def _of_grid(steps: Sequence[Step]) -> list[str]:
+    return [step.axis for step in steps if isinstance(step, Bind) and step.unit == "grid"]
 
 
 def _words_of(
@@ -200,20 +228,28 @@ def _words_of(
     return nbytes // REGISTER_NBYTES
 
 
-def _shares_of_words(plan: GpuPlan, rows: int, count: int, words: int) -> tuple[int, int, int]:
+def _shares_of_words(
+    plan: GpuPlan, rows: int, count: int, words: int, several: int
+) -> tuple[int, int, int]:
     """Threads of a row, rows of a thread at once, and how many times as many it has in turn.
 
     A thread has one step of a row if it can: what it makes of the other factor is then the same for
     all of its rows. It has as many as let all blocks begin at once, which makes that seldom, and
-    lets the next kernel begin. The order of a sum hangs on its length alone. count: steps of a row.
-    words: registers that they take.
+    lets the next kernel begin. The order of a sum hangs on its length alone. Where the other factor
+    has more rows than a thread, blocks for one group of them fill the machine: often there are no
+    others. count: steps of a row. words: registers that they take. several: rows of the other
+    factor that a thread has.
     """
     warp = plan.warp
     steps = -(-count // MOST_WORD_THREADS)
     threads = -(-count // (steps * warp)) * warp
-    warps = threads // warp if threads > warp else WARPS
-    blocks = plan.target.resident_blocks(warps, words + OTHER_REGISTERS, 0)
-    most = max(blocks, 1) * plan.target.units * (warps * warp // threads)
+    if several > 1:
+        blocks, together = max(SEVERAL_WARPS * warp // threads, 1), 1
+    else:
+        warps = threads // warp if threads > warp else WARPS
+        blocks = plan.target.resident_blocks(warps, words + OTHER_REGISTERS, 0)
+        together = warps * warp // threads
+    most = max(blocks, 1) * plan.target.units * together
     each = max(MOST_WORD_ROWS // len(plan.facts.reductions), 1)
     while each > 1 and 2 * (rows // each) < most:
         each //= 2

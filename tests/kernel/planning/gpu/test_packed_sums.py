@@ -65,20 +65,38 @@ def test_rows_of_a_thread_share_the_other_factor(name: str, out: int) -> None:
     assert 0 < loads[0] < loads[1] < 2 * loads[0]
 
 
-@pytest.mark.parametrize(("rows", "out", "turns"), [(2, 9, 1), (3, 48, 4), (8, 5, 1)])
-def test_neighbouring_blocks_multiply_other_rows_by_the_same_words(
-    rows: int, out: int, turns: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("rows", "out", "turns", "together"), [
+    (2, 9, 1, 2), (3, 48, 4, 4), (8, 5, 1, 4), (8, 5, 1, 1),
+])  # fmt: skip
+def test_several_rows_are_multiplied_by_the_words_that_a_thread_has(
+    rows: int, out: int, turns: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Others by those of the block beside it, which are in the second cache by then."""
     monkeypatch.setattr(weight, "LARGE_NBYTES", 1)
     kernel = packed_product("Q4_K", rows, out, 1024, dtypes.bfloat16)
     assert "32 numbers in words" in reasons(kernel)
-    schedule = choose(kernel, HOPPER, Decisions({"rows in turn": str(turns)})).schedule
+    wanted = Decisions({"rows in turn": str(turns), "rows of words": str(together)}, noted=True)
+    schedule = choose(kernel, HOPPER, wanted).schedule
     check_gpu(kernel, schedule)
     loop, _ = lowered(kernel, schedule)
-    *_, inner = grid_axes(loop)
-    assert extent_of(inner) == rows
+    groups = -(-rows // together)
+    if groups > 1:
+        *_, inner = grid_axes(loop)
+        assert extent_of(inner) == groups
     blocks = grid_size(loop)
-    assert isinstance(blocks, int) and blocks % rows == 0
+    assert isinstance(blocks, int) and blocks % groups == 0
+
+
+@pytest.mark.parametrize(("name", "together"), [
+    ("Q4_K", 4), ("Q4_1", 4), ("Q6_K", 1), ("Q2_K", 1), ("Q5_K", 1),
+])  # fmt: skip
+def test_a_thread_has_registers_for_the_numbers_of_its_rows(
+    name: str, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight, "LARGE_NBYTES", 1)
+    asked = Decisions(noted=True)
+    choose(packed_product(name, 8, 4096, 4096, dtypes.bfloat16), HOPPER, asked)
+    assert asked.made["rows of words"].taken == str(together)
 
 
 @pytest.mark.parametrize(
@@ -240,3 +258,13 @@ def test_two_matrices_in_one_array_are_summed_as_one_is(name: str) -> None:
         choose(kernel, HOPPER, asked)
         orders.append((asked.made["threads of a row"].taken, asked.made["steps"].taken))
     assert orders[0] == orders[1]
+
+
+def test_blocks_for_one_group_of_rows_fill_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server's only user has as many as there are, whatever number of rows there may be."""
+    monkeypatch.setattr(weight, "LARGE_NBYTES", 1)
+    for rows in (4, 8):
+        asked = Decisions(noted=True)
+        choose(packed_product("Q4_K", rows, 14336, 4096, dtypes.bfloat16), HOPPER, asked)
+        assert asked.made["rows of words"].taken == "4"
+        assert asked.made["rows in turn"].taken == "7"

@@ -1,0 +1,54 @@
+"""Blocks of several rows of a symbolic number: as much is computed as there are rows."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from baregrad.dtypes import dtypes
+from baregrad.io.gguf import weight
+from baregrad.ir.core.node import toposort
+from baregrad.ir.core.op import WORD_PRODUCTS, Ops
+from baregrad.kernel import choose_schedule
+from baregrad.render import get
+from tests.kernel.gpu_kernels import HOPPER, lowered
+from tests.kernel.packed_products import packed_product
+
+
+@pytest.mark.parametrize(("name", "most"), [("Q4_K", 4), ("Q4_1", 4)])
+@pytest.mark.parametrize("out", [6, 4096])
+def test_there_is_a_version_for_each_number_of_rows(
+    name: str, most: int, out: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight, "LARGE_NBYTES", 1)
+    kernel = packed_product(name, 8, out, 1024, dtypes.bfloat16, symbolic=True)
+    loop, program = lowered(kernel, choose_schedule(kernel, HOPPER))
+    assert sum(node.op is Ops.IF for node in toposort(loop)) >= most.bit_length()
+    counts = list[int]()
+    depth = 0
+    for node in program.src:
+        counts += [0] * (not depth and node.op is Ops.TEST)
+        depth += (node.op in (Ops.TEST, Ops.BEGIN)) - (node.op is Ops.END)
+        if node.op in WORD_PRODUCTS:
+            counts[-1] += 1
+    several = [1 << place for place in range(most.bit_length())]
+    assert [count // counts[0] for count in counts] == several
+    # What of the words each version loads is as wide as if it were the only one.
+    text = get("ptx").render(program, HOPPER)
+    wide = [len(re.findall(r"ld\.global\S*\.v4\.b32", part)) for part in _parts(text)]
+    assert len(wide) == len(several) and min(wide) > 0
+
+
+def _parts(text: str) -> list[str]:
+    """The text of each block under a condition that is in no other."""
+    found = re.finditer(r"^  @!%p\d+ bra (E\d+);\n(?:.*\n)*?\1:", text, re.M)
+    return [part.group() for part in found]
+
+
+def test_what_is_known_is_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight, "LARGE_NBYTES", 1)
+    kernel = packed_product("Q4_K", 6, 64, 1024, dtypes.bfloat16)
+    loop, _ = lowered(kernel, choose_schedule(kernel, HOPPER))
+    text = [node for node in toposort(loop) if node.op is Ops.IF]
+    assert not any(node.mask & Ops.REDUCE.bit for node in text)
