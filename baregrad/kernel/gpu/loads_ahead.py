@@ -5,8 +5,9 @@ are used, so a thread's first ones are asked for ahead of that, and memory is bu
 kernels follow each other. Where threads have one turn, registers hold what comes. Where a block has
 its rows in turn, a thread copies its own words to places in shared memory that no other thread
 touches, and those of the next turn as soon as it has used what was there: while it multiplies by
-others, and while threads meet for a sum. That nothing in front writes the weights is for the list
-to see (`GpuLaunch.early`).
+others, and while threads meet for a sum; so it does in each of several versions of that loop, of
+which a block runs one. That nothing in front writes the weights is for the list to see
+(`GpuLaunch.early`).
 Two turns under way were no better than one; and with the words of a single turn in shared memory
 too, a step of 1 billion weights in six bits took 666 us on an H200, for 634.
 Source: PTX ISA, "cp.async" and "griddepcontrol".
@@ -15,7 +16,7 @@ Source: PTX ISA, "cp.async" and "griddepcontrol".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -56,9 +57,11 @@ def load_ahead(program: Node, target: GpuTarget) -> Node:
         return program
     counts = Counter(code)
     found = _straight(program, counts)
-    loops = list(_outer_loops(code))
+    loops = list(_outer(code, Ops.BEGIN))
     while found is None and loops:
-        found = _looped(program, *loops.pop(0), thread, counts, target)
+        found = _looped(program, *loops.pop(0), thread, counts, target, code)
+    if found is None:
+        found = _in_versions(program, thread, target)
     return program if found is None else found
 
 
@@ -78,8 +81,8 @@ def _blocks(code: Sequence[Node]) -> int:
     return max([one.arg.hi + 1 for one in names if one.arg.name == BLOCK], default=1)
 
 
-def _outer_loops(code: Sequence[Node]) -> Iterator[tuple[int, int]]:
-    """Where loops that are in nothing else begin, and where they have ended."""
+def _outer(code: Sequence[Node], op: Op) -> Iterator[tuple[int, int]]:
+    """Where blocks of a kind that are in nothing else begin, and where they have ended."""
     depth = begin = 0
     for place, node in enumerate(code):
         if node.op in _BLOCKS:
@@ -88,7 +91,7 @@ def _outer_loops(code: Sequence[Node]) -> Iterator[tuple[int, int]]:
             depth += 1
         elif node.op is Ops.END:
             depth -= 1
-            if not depth and code[begin].op is Ops.BEGIN:
+            if not depth and code[begin].op is op:
                 yield begin, place + 1
 
 
@@ -96,16 +99,19 @@ def _outer_loops(code: Sequence[Node]) -> Iterator[tuple[int, int]]:
 
 
 def _ahead(
-    program: Node, within: Sequence[Node], counts: Counter[Node], counter: Node | None
+    program: Node, within: Sequence[Node], counts: Counter[Node], counter: Node | None,
+    known: Container[Node] = (),
 ) -> _Ahead:
     """The loads of weights among some instructions, whose places may hang on a loop's `counter`.
+
+    known: instructions that are ahead of all of these.
 
     Each block has its own, and each thread of it: what all blocks read alike is of another kind.
     """
     written = {node.src[0] for node in program.src if node.op is Ops.VSTORE}
 
     def is_there(node: Node) -> bool:
-        return node is counter or node.op in (Ops.VAR, Ops.CONST)
+        return node is counter or node in known or node.op in (Ops.VAR, Ops.CONST)
 
     loads: list[Node] = []
     places: dict[Node, None] = {}
@@ -271,7 +277,8 @@ class _Slots:
         """Arithmetic of a turn, and what stands in the place of which."""
         memo = {self._counter: turn}
         for node in nodes:
-            memo[node] = _folded(node.op, *[memo.get(child, child) for child in node.src])
+            src = [memo.get(child, child) for child in node.src]
+            memo[node] = _cast(node, src[0]) if node.op is Ops.CAST else _folded(node.op, *src)
         return [memo[node] for node in nodes], memo
 
     def _copies(self, starts: dict[Node, Node], memo: dict[Node, Node]) -> Iterator[Node]:
@@ -296,6 +303,8 @@ def _step(place: Node, counter: Node) -> int | None:
     if counter not in toposort(place):
         return 0
     steps = [_step(child, counter) for child in place.src]
+    if place.op is Ops.CAST and place.dtype.itemsize >= place.src[0].dtype.itemsize:
+        return steps[0]
     if place.op is Ops.ADD and None not in steps:
         return sum([step or 0 for step in steps])
     factors = [child.arg for child in place.src if child.op is Ops.CONST]
@@ -311,6 +320,13 @@ def _computed(code: Sequence[Node], known: Sequence[Node]) -> list[Node]:
         if node.op not in (Ops.CONST, Ops.VAR) and node not in known:
             found[node] = None
     return list(found)
+
+
+def _cast(node: Node, value: Node) -> Node:
+    """A CAST of another value."""
+    if value.op is Ops.CONST:
+        return const(value.arg, node.dtype)
+    return node.replace(src=(value,))
 
 
 def _folded(op: Op, *src: Node) -> Node:
@@ -350,10 +366,47 @@ def _straight(program: Node, counts: Counter[Node]) -> Node | None:
     return program.replace(src=(*moved, _machine("launch.wait"), *rest))
 
 
+def _in_versions(program: Node, thread: Node, target: GpuTarget) -> Node | None:
+    """A PROGRAM whose blocks run one of several versions of a loop; None if not all have room.
+
+    Places in shared memory are the same in all, and so are the arrays that are read before a wait,
+    as what is read by then is known from the first wait in the code (`read_early`).
+    """
+    code = program.src
+    arrays = set[frozenset[Node]]()
+    spans = list(_outer(code, Ops.TEST))
+    inside = {place for span in spans for place in range(*span)}
+    outside = [node for place, node in enumerate(code) if place not in inside]
+    if len(spans) < 2 or any(node.op in (Ops.VLOAD, Ops.BEGIN) for node in outside):
+        return None
+    done, last = list[Node](), 0
+    for begin, end in spans:
+        own = program.replace(src=code[begin + 1 : end - 1])
+        known = frozenset(code[:begin]).intersection(outside)
+        loops = list(_outer(own.src, Ops.BEGIN))
+        if len(loops) != 1:
+            return None
+        found = _looped(own, *loops[0], thread, Counter(own.src), target, code, known)
+        if found is None:
+            return None
+        arrays.add(frozenset([node.src[2] for node in found.src if _is_copy(node)]))
+        done += [*code[last : begin + 1], *found.src, code[end - 1]]
+        last = end
+    return None if len(arrays) > 1 else program.replace(src=(*done, *code[last:]))
+
+
+def _is_copy(node: Node) -> bool:
+    return node.op is Ops.MACHINE and node.arg.name == "cp.async"
+
+
 def _looped(
-    program: Node, begin: int, end: int, thread: Node, counts: Counter[Node], target: GpuTarget
+    program: Node, begin: int, end: int, thread: Node, counts: Counter[Node], target: GpuTarget,
+    whole: Sequence[Node], known: Container[Node] = (),
 ) -> Node | None:
-    """A PROGRAM whose loop reads what its threads have copied ahead; None if there is no room."""
+    """A PROGRAM whose loop reads what its threads have copied ahead; None if there is no room.
+
+    whole: all code that it is part of. known: of this, what is ahead of the program.
+    """
     code, loop = program.src, program.src[begin:end]
     counter = loop[0]
     low, high = counter.src[:2]
@@ -363,10 +416,12 @@ def _looped(
     fold = next((place for place, node in enumerate(loop) if is_fold(node)), len(loop) - 1)
     if any(node.op in _BLOCKS or node.op is Ops.VSTORE for node in loop[1:fold]):
         return None
-    slots = _Slots(code, _ahead(program, loop[1:fold], counts, counter), counter, thread)
-    if not slots.fits(code, target):
+    ahead = _ahead(program, loop[1:fold], counts, counter, known)
+    slots = _Slots(whole, ahead, counter, thread)
+    if not slots.fits(whole, target):
         return None
-    slots.spread(code, _blocks(code), target)
+    if whole is code:
+        slots.spread(code, _blocks(code), target)
     begun = _computed(slots.begun(low), slots.fixed)
     front = [*slots.fixed, *begun, _machine("launch.wait")]
     following = alu(Ops.ADD, counter, const(1, counter.dtype))

@@ -12,6 +12,7 @@ from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import WORD_PRODUCTS, Ops
 from baregrad.kernel import choose_schedule
 from baregrad.render import get
+from baregrad.render.gpu import read_early
 from tests.kernel.gpu_kernels import HOPPER, lowered
 from tests.kernel.packed_products import packed_product
 
@@ -52,3 +53,23 @@ def test_what_is_known_is_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, _ = lowered(kernel, choose_schedule(kernel, HOPPER))
     text = [node for node in toposort(loop) if node.op is Ops.IF]
     assert not any(node.mask & Ops.REDUCE.bit for node in text)
+
+
+def test_each_version_copies_the_words_of_a_turn_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the same places: a block runs one of them."""
+    monkeypatch.setattr(weight, "LARGE_NBYTES", 1)
+    kernel = packed_product("Q4_K", 8, 14336, 4096, dtypes.bfloat16, symbolic=True)
+    _, program = lowered(kernel, choose_schedule(kernel, HOPPER))
+    copies = [
+        node for node in program.src if node.op is Ops.MACHINE and node.arg.name == "cp.async"
+    ]
+    text = get("ptx").render(program, HOPPER)
+    parts = _parts(text)
+    assert len(parts) == 3
+    # Four rows' words, scales and minima; those of the first turn are asked for ahead of the wait.
+    for part in parts:
+        before, _, behind = part.partition("griddepcontrol.wait")
+        assert [len(re.findall(r"cp\.async\.c[ag]", each)) for each in (before, behind)] == [12, 12]
+    assert len({node.src[0] for node in copies}) == 12
+    # The list is told of these alone, which no kernel in front may write.
+    assert read_early(program) == tuple(sorted({node.src[2].arg.slot for node in copies}))
