@@ -111,6 +111,7 @@ class CompiledBackend:
         return KeptPlans(self.compiler)
 
     def _plan(self, program: Canonical, donated: Mapping[int, int]) -> Plan:
+        from baregrad.engine.plans.fixed_numbers import with_fixed
         from baregrad.engine.plans.groups import grouped
         from baregrad.graph import canonicalise
         from baregrad.schedule import make_plan
@@ -122,7 +123,10 @@ class CompiledBackend:
             print_graph_rewrites(program.sink, self.compiler.target)
         sink = canonicalise(program.sink, origins, self.compiler.target, order)
         plan = make_plan(sink, donate=donated, target=self.compiler.target, origins=origins)
-        return grouped(plan) if self.compiler.target.kind == "gpu" else plan
+        if self.compiler.target.kind != "gpu":
+            return plan
+        plan = grouped(plan)
+        return with_fixed(plan) if self.compiler.target.dependent_launch else plan
 
     def execute(
         self, executable: Executable, program: Canonical, where: Where | None

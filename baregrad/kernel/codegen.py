@@ -168,7 +168,7 @@ def _of_gpus(target: GpuTarget) -> tuple[Pass, ...]:
         ),
         Pass(
             "loads-ahead",
-            "packed weights are under way before a kernel waits, or a loop's next turn begins",
+            "weights and tables are under way before a kernel waits, or a loop's next turn begins",
             "linear",
             "linear",
             lambda program: load_ahead(program, target),

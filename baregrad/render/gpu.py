@@ -153,7 +153,9 @@ def read_early(program: Node) -> tuple[int, ...]:
     for node in program.src:
         if node.op is Ops.MACHINE and node.arg.name == WAITS:
             return tuple(sorted(found))
-        found.update([one.arg.slot for one in node.src if one.op is Ops.PARAM])
+        # What is only asked for is not read.
+        if node.op is not Ops.PREFETCH:
+            found.update([one.arg.slot for one in node.src if one.op is Ops.PARAM])
     return ()
 
 

@@ -231,7 +231,8 @@ class KernelInfo(NamedTuple):
     behind those of `block` that make a block's copies. `teams` of threads, one behind the other in
     `block`, take a block's iterations in turns. `resident` blocks at least a multiprocessor
     is to hold at once, which limits the registers of a thread; 0 where nobody said how many.
-    `beside`: it may run beside another launch.
+    `beside`: it may run beside another launch. `fixed`: slots of arrays of a few whole numbers that
+    no launch of its plan writes.
     """
 
     name: str = "kernel"
@@ -246,6 +247,7 @@ class KernelInfo(NamedTuple):
     teams: int = 1
     resident: int = 0
     beside: bool = False
+    fixed: tuple[int, ...] = ()
 
 
 @ATTRIBUTES(Ops.ALLOC)

@@ -48,7 +48,7 @@ def load_early(program: Node) -> Node:
             continue
         room -= nbytes
         moved.update(dict.fromkeys(needed))
-        early = _under(load, tests)
+        early = made_under(load, tests)
         moved.update(dict.fromkeys(early))
         early_ones[load] = early[-1]
     if not early_ones:
@@ -126,7 +126,7 @@ def arithmetic_of(
     return list(found)
 
 
-def _under(load: Node, tests: Sequence[Node]) -> list[Node]:
+def made_under(load: Node, tests: Sequence[Node]) -> list[Node]:
     """A load that is made where all conditions hold, behind what makes one of them."""
     if not tests:
         return [load]

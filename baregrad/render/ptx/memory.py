@@ -148,6 +148,8 @@ def place_of(f: PtxText, buffer: Node, offset: Node, lane: int, elements: int) -
 _FAR = 1 << 30
 # The widest access of memory that is a block's or a thread's own.
 _NEAR_BYTES = 16
+# What one prefetch brings, at most.
+LINE_NBYTES = 128
 
 
 def _near(f: PtxText, base: str, at: int, space: str) -> PtxAddress:
@@ -254,6 +256,13 @@ def _vector(names: Names) -> str:
 
 
 # --- loads ---------------------------------------------------------------------------------------
+
+
+def _prefetch(f: PtxText, node: Node) -> None:
+    """Ask the second cache, which all share, for the lines of an access."""
+    where = place_of(f, node.src[0], node.src[1], 0, node.arg.at)
+    for at in range(0, node.arg.width * node.src[0].dtype.itemsize, LINE_NBYTES):
+        f.emit("prefetch.global.L2", where.text(at))
 
 
 def _vload(f: PtxText, node: Node) -> None:
@@ -392,5 +401,6 @@ MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.SET: _set,
         Ops.VLOAD: _vload,
         Ops.VSTORE: _vstore,
+        Ops.PREFETCH: _prefetch,
     }
 )
