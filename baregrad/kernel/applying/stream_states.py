@@ -47,7 +47,8 @@ class RowStates:
 
     own: the axes of rows. part, n: those of tiles of keys, and of keys in one. scores: exponents,
     or what they are multiples of; powers: where powers lie. sums: of powers, over rows and n.
-    has_octets: whether values are 8-bit floats, which lanes widen.
+    has_octets: whether values are 8-bit floats, which lanes widen. has_one: whether all keys are
+    one tile.
     """
 
     facts: StreamFacts
@@ -59,6 +60,12 @@ class RowStates:
     row: RowArrays
     sums: Node
     has_octets: bool
+    has_one: bool
+
+    @property
+    def is_lone(self) -> bool:
+        """Whether the maxima of one tile are those of all: nothing is ever relative to less."""
+        return self.has_one and not self.is_half
 
     @property
     def is_loose(self) -> bool:
@@ -93,7 +100,8 @@ class RowStates:
     @property
     def kept(self) -> list[Node]:
         """What has a value for each row throughout, beside the sums."""
-        return [self.row.top, self.row.highest][: 1 + (self.is_loose and self.facts.keeps_maxima)]
+        has_highest = self.is_loose and self.facts.keeps_maxima and not self.is_lone
+        return [self.row.top, self.row.highest][: 1 + has_highest]
 
     def begun(self) -> list[Node]:
         """Maxima of nothing."""
@@ -104,6 +112,7 @@ class RowStates:
         own, sums = (*self.own, self.part, self.n), (*self.own, self.n)
         scores, top = load(self.scores, own), load(self.row.top, self.own)
         following, scale = load(self.row.next, self.own), load(self.row.scale, self.own)
+        following = top if self.is_lone else following
         none = alu(Ops.CMPEQ, following, LOWEST)
         shift = alu(Ops.WHERE, none, ZERO, following)
         kind = self.facts.near.op
@@ -112,6 +121,12 @@ class RowStates:
         high = Node(Ops.CEIL, F32, (high,)) if self.is_loose else high
         power = Node(kind, F32, (less(self.facts, scores, shift),))
         summed = folded(Ops.ADD, self._summed(load(self.powers, own)), self.part)
+        if self.is_lone:
+            return [
+                store(self.row.top, high, self.own),
+                store(self.powers, power, own),
+                store(self.sums, summed, sums),
+            ]
         rises = alu(Ops.CMPNE, following, top)
         low = alu(Ops.SUB, high, const(HALF_LIFT, F32)) if self.is_loose and self.is_half else high
         higher = alu(Ops.MAX, top, low)
@@ -139,6 +154,8 @@ class RowStates:
 
     def scaled(self, sums: Iterable[Node], places: tuple[Node, ...]) -> list[Node]:
         """Sums at some places of each row, relative to the new maxima."""
+        if self.is_lone:
+            return []
         scale = load(self.row.scale, self.own)
         rises = alu(Ops.CMPNE, scale, ONE)
         own = (*self.own, *places)

@@ -147,7 +147,7 @@ class _Builder:
         each = [self._array("register", shape) for _ in range(4)]
         self.states = RowStates(
             facts, self.own, self.part, self.n, self.s[0], self.powers, RowArrays(*each), self.sums,
-            self.turned,
+            self.turned, trips == 1 and facts.over is None and not step.ahead,
         )
 
     def _lay_out(self) -> None:

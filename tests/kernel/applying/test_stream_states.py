@@ -31,6 +31,22 @@ def test_maxima_that_rise_a_little_scale_nothing() -> None:
         assert np.abs(found[height] - attention(arrays, False)).max() < 2.0**-10 * 4
 
 
+@pytest.mark.parametrize("keys", [32, 20])
+def test_one_tile_of_keys_scales_nothing(keys: int) -> None:
+    """What is summed of it is all."""
+    texts = {}
+    for count in (keys, 64):
+        kernel, arrays = attended(16, count, 64), arrays_of(16, count, 64)
+        loop, program = lowered(kernel, "Schedule(stream_tiles(1, 1, 32))")
+        found = run_threads(loop, program, arrays)[0]
+        np.testing.assert_array_equal(run_text(loop, program, arrays)[0], found)
+        assert np.abs(found - attention(arrays, False)).max() < 2.0**-10 * 4
+        texts[count] = get("ptx").render(program, HOPPER)
+    one, two = (texts[count].partition("mma.sync")[2] for count in (keys, 64))
+    # What was summed of an earlier tile is multiplied by a factor, of which powers are made.
+    assert two.count("mul.rn") - one.count("mul.rn") > 32
+
+
 @pytest.mark.parametrize(("factor", "multiplies"), [(0.25, False), (2.0, True)])
 def test_a_factor_of_scores_is_part_of_the_subtraction(factor: float, multiplies: bool) -> None:
     """One that might make infinities of numbers is not."""
