@@ -3,7 +3,8 @@
 One row's keys would be read by one block alone. Each part gives a maximum, a sum of powers and a
 sum of those times values, which are stored, and those of all parts are combined in order. How long
 a part is depends on the number of keys alone, on its bound where that is symbolic: a row's result
-depends neither on what else is computed nor on how many other rows there are.
+depends neither on what else is computed nor on how many other rows there are. Parts have tiles of
+keys in turn, so that the first ones of many keys, where a mask leaves no more, are for many blocks.
 """
 
 from __future__ import annotations
@@ -54,11 +55,14 @@ def parts_of(rows: Dim, keys: Dim) -> KeyParts | None:
 
 
 def split(value: Node, parts: KeyParts) -> Node:
-    """(..., columns, keys) as (..., parts, columns, keys of a part)."""
+    """(..., columns, keys) as (..., parts, columns, keys of a part): a tile of each in turn."""
     *others, columns, _ = value.shape
-    apart = reshape(value, (*others, columns, *parts))
+    # The tiles that a warp takes at once.
+    tile = 2 * TILE if parts.length % (2 * TILE) == 0 else TILE
+    apart = reshape(value, (*others, columns, parts.length // tile, parts.number, tile))
     last = len(others)
-    return permute(apart, (*range(last), last + 1, last, last + 2))
+    beside = permute(apart, (*range(last), last + 2, last, last + 1, last + 3))
+    return reshape(beside, (*others, parts.number, columns, parts.length))
 
 
 def combined(values: tuple[Node, ...], arg: Reduce, parts: KeyParts) -> Node:

@@ -368,8 +368,21 @@ def _rises(key: Node, place: Node) -> bool:
     if place.dtype is not dtypes.index or index.upper(place) >= 1 << (bits - 1):
         return False
     terms = dict(index.linear(place)[0])
-    # A remainder falls, and a quotient that is taken off may fall by more than the key rises.
-    return terms.pop(key, 0) > 0 and all(key not in atom.ranges for atom in terms)
+    if terms.pop(key, 0) < 0:
+        return False
+    # A quotient that is taken off may fall by more than the key rises. A remainder falls where the
+    # quotient by the same number rises, as in tiles of keys that are apart: by as much at least.
+    quotients, remainders = (
+        {atom.src[1]: factor for atom, factor in terms.items()
+         if atom.op is op and atom.src[0] is key and atom.src[1].op is Ops.CONST}
+        for op in (Ops.FLOORDIV, Ops.MOD)
+    )  # fmt: skip
+    if len(quotients) + len(remainders) < sum(key in atom.ranges for atom in terms):
+        return False
+    steps = [
+        quotients.get(size, 0) - factor * (size.arg - 1) for size, factor in remainders.items()
+    ]
+    return min((*steps, *quotients.values(), *remainders.values()), default=0) >= 0
 
 
 def _vanishes(term: Node, exponent: Node) -> bool:

@@ -127,6 +127,25 @@ def test_pages_are_read_where_they_lie(pages: int, rows: int) -> None:
     assert not any(PAGE * pages in shape or pages in shape for shape in written)
 
 
+@pytest.mark.parametrize(("keys", "seen"), [(1024, 100), (2048, 100), (2048, 1100), (2304, 40)])
+def test_parts_have_tiles_in_turn(keys: int, seen: int) -> None:
+    """Few of many keys are not for one block: as many parts have some as there are tiles."""
+    given = inputs(BRAIN, (1, 1, 1, 16), *[(1, 1, keys, 16)] * 2)
+    mask = Tensor.arange(keys)[None, None, None, :] < Tensor(np.array([seen]))
+    sink = graph_of(attention(attn_mask=mask)(*given), given)
+    made = canonicalise(sink, None, HOPPER)
+    partial = next(node for node in toposort(made) if node.op is Ops.REDUCE and len(node.src) == 3)
+    total = Node(Ops.PROJ, dtypes.float32, (partial,), 1)
+    arrays = {n: to_raw(x.float().numpy(), BRAIN) for n, x in enumerate(given)}
+    slots = {one.arg.slot for one in toposort(made) if one.op is Ops.PARAM}
+    arrays |= {slot: np.array([seen], np.int64) for slot in slots - arrays.keys()}
+    (found,) = evaluate_all((total,), arrays)
+    parts = parts_of(1, keys)
+    assert parts is not None
+    tile = 64 if parts.length % 64 == 0 else 32
+    assert np.count_nonzero(found[..., 0]) == min(parts.number, -(-seen // tile))
+
+
 def test_pages_are_read_by_one_look_at_the_table() -> None:
     """Tokens of a page lie together: what is read of the table is shared by keys and values."""
     out, given = paged(3, 8)

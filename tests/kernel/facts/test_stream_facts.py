@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product as pairs
+
 import numpy as np
 import pytest
 
 from baregrad.graph import canonicalise
 from baregrad.ir.core import index
+from baregrad.ir.core.bounds import bounds
 from baregrad.ir.core.node import Node, extent_of, range_node
 from baregrad.kernel.facts.stream_facts import StreamFacts, holds_between, stream_facts
 from baregrad.kernel.instructions import wgmma
@@ -112,6 +115,25 @@ def test_only_places_that_rise_with_a_key_are_known_by_their_ends() -> None:
         assert holds_between(hidden, key, ends) is None
     last = holds_between(index.less(index.add(key, 5), 12), key, ends)
     assert last is not None and last.arg is True
+
+
+@pytest.mark.parametrize(("apart", "size", "rises"), [
+    (256, 32, True), (32, 32, True), (31, 32, True), (30, 32, False), (8, 4, True), (2, 4, False),
+])  # fmt: skip
+def test_places_of_tiles_that_are_apart_rise(apart: int, size: int, rises: bool) -> None:
+    """A tile's first and last place tell of all between, unless a tile begins before it ends."""
+    key = range_node(128, 1)
+    quotient, rest = index.floordiv(key, size), index.mod(key, size)
+    place = index.add(index.add(index.mul(quotient, apart), rest), 7)
+    ends = index.as_node(8), index.as_node(75)
+    every = [each // size * apart + each % size + 7 for each in range(128)]
+    for wanted, bound in pairs((True, False), range(min(every) + 1, max(every) + 1, 5)):
+        found = holds_between(index.less(place, bound), key, ends, wanted)
+        if not rises:
+            assert found is None
+            continue
+        holds = {(each < bound) is wanted for each in every[8:76]}
+        assert found is not None and bounds(found) == (holds == {True},) * 2
 
 
 def test_a_window_limits_keys_at_both_ends_and_lengths_leave_tiles_out() -> None:
