@@ -575,16 +575,8 @@ class _Numbers:
         if not all(tests) or _is_inside(load):
             return [load]
         made: list[Node] = []
-
-        def joined(op: Op, nodes: Sequence[Node]) -> Node:
-            found = nodes[0]
-            for other in nodes[1:]:
-                found = alu(op, found, other)
-                made.append(found)
-            return found
-
-        any_of = joined(Ops.OR, [joined(Ops.AND, each) for each in tests if each])
-        on_all = joined(Ops.AND, [any_of, *own])
+        any_of = _joined(Ops.OR, [_joined(Ops.AND, each, made) for each in tests if each], made)
+        on_all = _joined(Ops.AND, [any_of, *own], made)
         return [*made, *made_under(load.replace(src=load.src[:2]), [on_all])]
 
     def others(self) -> dict[Node, list[Node]]:
@@ -609,14 +601,29 @@ class _Numbers:
             if tests is None or request is None or request.src[0] in self._written:
                 continue
             conditions = [*tests, *mask]
-            if node not in after and request.src[1] in after and self._has(conditions):
-                found += [instruction(Ops.TEST, dtypes.token, (one,)) for one in conditions]
+            if node in after or request.src[1] not in after or not self._has(conditions):
+                continue
+            both: list[Node] = []
+            if conditions:
+                condition = _joined(Ops.AND, conditions, both)
+                both = [one for one in both if one not in self.known and one not in found]
+                found += [*both, instruction(Ops.TEST, dtypes.token, (condition,)), request, _END]
+            else:
                 found.append(request)
-                found += [instruction(Ops.END, dtypes.token, ())] * len(conditions)
         return found
 
 
 _PURE = ELEMENTWISE | {Ops.SPLAT}
+_END = instruction(Ops.END, dtypes.token, ())
+
+
+def _joined(op: Op, nodes: Sequence[Node], made: list[Node]) -> Node:
+    """All of some conditions, or any: the instructions that say so are added to `made`."""
+    found = nodes[0]
+    for other in nodes[1:]:
+        found = alu(op, found, other)
+        made.append(found)
+    return found
 
 
 def _standing(code: Sequence[Node]) -> Iterator[tuple[Node, tuple[Node, ...] | None]]:

@@ -262,7 +262,7 @@ def _prefetch(f: PtxText, node: Node) -> None:
     """Ask the second cache, which all share, for the lines of an access."""
     where = place_of(f, node.src[0], node.src[1], 0, node.arg.at)
     for at in range(0, node.arg.width * node.src[0].dtype.itemsize, LINE_NBYTES):
-        f.emit("prefetch.global.L2", where.text(at))
+        f.emit("prefetch.global.L2", where.text(at), guard=f.open[-1].guard if f.open else "")
 
 
 def _vload(f: PtxText, node: Node) -> None:

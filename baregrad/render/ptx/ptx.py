@@ -279,7 +279,7 @@ def _rolled(code: Sequence[Node]) -> frozenset[Node]:
 
 
 def _guarded(code: Sequence[Node]) -> frozenset[Node]:
-    """The conditions around asynchronous copies and their addresses alone: each copy is guarded.
+    """The conditions around copies that are begun, or asked for, alone: each is guarded.
 
     A branch would end what the assembler puts in order.
     """
@@ -290,7 +290,8 @@ def _guarded(code: Sequence[Node]) -> frozenset[Node]:
             continue
         inside = takewhile(lambda one: one.op is not Ops.END, code[place + 1 :])
         plain = all(
-            one.op.bit & _ARITHMETIC or (one.op is Ops.MACHINE and one.arg.name == "cp.async")
+            one.op.bit & _ARITHMETIC or one.op is Ops.PREFETCH
+            or (one.op is Ops.MACHINE and one.arg.name == "cp.async")
             for one in inside
         )
         (found if plain else others).add(node)
