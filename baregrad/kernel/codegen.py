@@ -8,9 +8,10 @@ from baregrad.dtypes import as_dtype, dtypes
 from baregrad.ir.algebra.passes import Pass
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op
-from baregrad.kernel.gpu.early_loads import leave_to_first, load_early
+from baregrad.kernel.gpu.ahead.early_loads import leave_to_first, load_early
+from baregrad.kernel.gpu.ahead.loads_ahead import load_ahead
+from baregrad.kernel.gpu.ahead.numbers_ahead import numbers_ahead
 from baregrad.kernel.gpu.group_products import group_products
-from baregrad.kernel.gpu.loads_ahead import load_ahead
 from baregrad.kernel.gpu.loop_bounds import bound_loops
 from baregrad.kernel.gpu.roles import with_roles
 from baregrad.kernel.gpu.spread_copies import spread_copies
@@ -158,6 +159,13 @@ def _of_gpus(target: GpuTarget) -> tuple[Pass, ...]:
             lambda program: widen_accesses(program, target.load_bytes),
             ("linearise",),
         ),
+        *_of_waits(target),
+    )
+
+
+def _of_waits(target: GpuTarget) -> tuple[Pass, ...]:
+    """The passes that ask memory for what is used behind a wait ahead of it."""
+    return (
         Pass(
             "early-loads",
             "what is used with a sum is under way before the threads meet for it",
@@ -168,11 +176,19 @@ def _of_gpus(target: GpuTarget) -> tuple[Pass, ...]:
         ),
         Pass(
             "loads-ahead",
-            "weights and tables are under way before a kernel waits, or a loop's next turn begins",
+            "weights are under way before a kernel waits, or a loop's next turn begins",
             "linear",
             "linear",
             lambda program: load_ahead(program, target),
             ("early-loads",),
+        ),
+        Pass(
+            "numbers-ahead",
+            "positions and tables are read before a kernel waits, which no launch writes",
+            "linear",
+            "linear",
+            lambda program: numbers_ahead(program, target),
+            ("loads-ahead",),
         ),
         Pass(
             "first-warp",
@@ -180,7 +196,7 @@ def _of_gpus(target: GpuTarget) -> tuple[Pass, ...]:
             "linear",
             "linear",
             leave_to_first,
-            ("loads-ahead",),
+            ("numbers-ahead",),
         ),
     )
 

@@ -8,7 +8,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core.attrs import Machine, Reg
 from baregrad.ir.core.node import Node, alu, const, range_node
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.gpu.early_loads import MOST_NBYTES, leave_to_first, load_early
+from baregrad.kernel.gpu.ahead.early_loads import MOST_NBYTES, leave_to_first, load_early
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import check_gpu
 

@@ -10,27 +10,22 @@ which a block runs one. That nothing in front writes the weights is for the list
 (`GpuLaunch.early`).
 Two turns under way were no better than one; and with the words of a single turn in shared memory
 too, a step of 1 billion weights in six bits took 666 us on an H200, for 634.
-
-Nor does anybody write positions and tables of pages meanwhile (`KernelInfo.fixed`). What they name
-may be written in front, but not where it lies: once it is known, the second cache, which all share,
-is asked for it.
 Source: PTX ISA, "cp.async" and "griddepcontrol".
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.attrs import Access, Alloc, Machine, Reg
-from baregrad.ir.core.bounds import bounds
 from baregrad.ir.core.node import Node, alu, const, instruction, make_node, toposort
-from baregrad.ir.core.op import ELEMENTWISE, WORD_PRODUCTS, Op, Ops
+from baregrad.ir.core.op import WORD_PRODUCTS, Op, Ops
+from baregrad.kernel.gpu.ahead.early_loads import arithmetic_of, is_fold, renamed
 from baregrad.kernel.gpu.barriers import THREAD
-from baregrad.kernel.gpu.early_loads import arithmetic_of, is_fold, made_under, renamed
 from baregrad.target.gpu import GpuTarget
 
 BLOCK = ".block"
@@ -41,7 +36,7 @@ REFILLS = 4
 # Registers of a thread, about, which say how many blocks share what memory there is; and those that
 # it has at least beside what it loads, of so many bytes each.
 REGISTERS, LEAST_BESIDE, REGISTER_NBYTES = 64, 16, 4
-_BLOCKS = (Ops.BEGIN, Ops.TEST)
+BLOCKS = (Ops.BEGIN, Ops.TEST)
 
 
 class _Ahead(NamedTuple):
@@ -54,11 +49,8 @@ class _Ahead(NamedTuple):
 def load_ahead(program: Node, target: GpuTarget) -> Node:
     """A PROGRAM that asks for packed weights before it waits for the kernel in front."""
     code = program.src
-    if not target.dependent_launch:
-        return program
-    if not any(node.op in WORD_PRODUCTS for node in code):
-        return _numbers_ahead(program, target)
-    if not target.async_copies:
+    is_early = target.dependent_launch and target.async_copies
+    if not is_early or not has_words(program):
         return program
     thread = _thread(code)
     if thread is None or any(node.op is Ops.MACHINE and not is_fold(node) for node in code):
@@ -73,7 +65,13 @@ def load_ahead(program: Node, target: GpuTarget) -> Node:
     return program if found is None else found
 
 
-def _machine(name: str, *immediates: int) -> Node:
+def has_words(program: Node) -> bool:
+    """Whether a PROGRAM multiplies packed weights."""
+    return any(node.op in WORD_PRODUCTS for node in program.src)
+
+
+def machine(name: str, *immediates: int) -> Node:
+    """An instruction of the machine by its name."""
     return make_node(Ops.MACHINE, dtypes.token, (), Machine(name, immediates))
 
 
@@ -93,7 +91,7 @@ def _outer(code: Sequence[Node], op: Op) -> Iterator[tuple[int, int]]:
     """Where blocks of a kind that are in nothing else begin, and where they have ended."""
     depth = begin = 0
     for place, node in enumerate(code):
-        if node.op in _BLOCKS:
+        if node.op in BLOCKS:
             if not depth:
                 begin = place
             depth += 1
@@ -126,7 +124,7 @@ def _ahead(
     for load in within:
         if load.op is not Ops.VLOAD or counts[load] > 1 or not _is_plain(load, written):
             continue
-        needed = arithmetic_of((load.src[1], *_condition(load)), counts, is_there)
+        needed = arithmetic_of((load.src[1], *condition_of(load)), counts, is_there)
         names = {one.arg.name for one in toposort(load.src[1]) if one.op is Ops.VAR}
         if needed is not None and {BLOCK, THREAD} <= names:
             loads.append(load)
@@ -137,7 +135,7 @@ def _ahead(
 def _is_plain(load: Node, written: set[Node]) -> bool:
     """Whether a load reads neighbours of an array that nothing here changes, all or none."""
     access, array = load.arg, load.src[0]
-    if len(load.src) > 2 and not _condition(load):
+    if len(load.src) > 2 and not condition_of(load):
         return False
     if access.rows or access.order or access.strays or not access.constant:
         return False
@@ -145,7 +143,7 @@ def _is_plain(load: Node, written: set[Node]) -> bool:
     return is_one and array.op is Ops.PARAM and array not in written
 
 
-def _condition(load: Node) -> tuple[Node, ...]:
+def condition_of(load: Node) -> tuple[Node, ...]:
     """The condition on which a load reads all of its elements; () for none, or one on each."""
     if len(load.src) < 3:
         return ()
@@ -160,13 +158,14 @@ def _masks(load: Node) -> list[Node]:
     return [one for one in load.src[2:] if one.op is Ops.SPLAT]
 
 
-def _nbytes(load: Node) -> int:
+def nbytes_of(load: Node) -> int:
+    """Bytes that a thread has of a load."""
     size: int = load.arg.width * load.dtype.itemsize
     return size
 
 
 def _can_copy(load: Node) -> bool:
-    nbytes = _nbytes(load)
+    nbytes = nbytes_of(load)
     return nbytes in COPIED and load.arg.align % nbytes == 0
 
 
@@ -230,7 +229,7 @@ class _Slots:
             prod(one.shape) * max(one.arg.depth, 1) * one.dtype.itemsize
             for one in arrays if one.arg.space == "shared"
         ])  # fmt: skip
-        return taken + sum([_nbytes(load) for load in self.loads]) * self.threads
+        return taken + sum([nbytes_of(load) for load in self.loads]) * self.threads
 
     def spread(self, code: Sequence[Node], blocks: int, target: GpuTarget) -> None:
         """Take so much that no multiprocessor has room for more of all blocks than its share.
@@ -241,7 +240,7 @@ class _Slots:
         warps = -(-self.threads // target.warp_lanes)
         share = -(-blocks // target.units)
         loads = [one for one in code if one.op is Ops.VLOAD and one.src[0].op is Ops.PARAM]
-        registers = sum(map(_nbytes, loads)) // REGISTER_NBYTES + LEAST_BESIDE
+        registers = sum(map(nbytes_of, loads)) // REGISTER_NBYTES + LEAST_BESIDE
         if share >= target.resident_blocks(warps, registers, 0):
             return
         wanted = target.shared_bytes_per_unit // (share + 1) - target.shared_bytes_reserved + 1
@@ -259,12 +258,12 @@ class _Slots:
             start = memo.get(place, place)
             starts[place] = _folded(Ops.ADD, start, const(least, start.dtype))
             code.append(starts[place])
-        code += [*self._copies(starts, memo), _machine("cp.async.commit")]
+        code += [*self._copies(starts, memo), machine("cp.async.commit")]
         return [*code, *self._further(starts)]
 
     def followed(self, turn: Node) -> tuple[list[Node], dict[Node, Node], list[Node]]:
         """What finds the words of a turn that follows, the copy of each load, and what is last."""
-        roots = [one for load in self.loads for one in _condition(load)]
+        roots = [one for load in self.loads for one in condition_of(load)]
         code, memo = self._moved(turn, [one for one in self.moving if one in toposort(*roots)])
         starts = {
             place: instruction(Ops.READ, place.dtype, (register,))
@@ -275,7 +274,7 @@ class _Slots:
 
     def read(self, load: Node) -> Node:
         """What reads a thread's own words in the place of a load."""
-        access = Access(load.arg.width, align=_nbytes(load))
+        access = Access(load.arg.width, align=nbytes_of(load))
         src = self._arrays[load], self._places[load]
         return instruction(Ops.VLOAD, load.dtype, src, access, load.shape)
 
@@ -292,9 +291,9 @@ class _Slots:
     def _copies(self, starts: dict[Node, Node], memo: dict[Node, Node]) -> Iterator[Node]:
         for load in self.loads:
             place = load.src[1]
-            taken = [memo.get(one, one) for one in _condition(load)]
+            taken = [memo.get(one, one) for one in condition_of(load)]
             src = (self._arrays[load], self._places[load], load.src[0], starts[place], *taken)
-            one = Machine("cp.async", (_nbytes(load), 0, load.arg.at - self._least[place]))
+            one = Machine("cp.async", (nbytes_of(load), 0, load.arg.at - self._least[place]))
             yield make_node(Ops.MACHINE, dtypes.token, src, one)
 
     def _further(self, starts: dict[Node, Node]) -> Iterator[Node]:
@@ -357,21 +356,21 @@ def _straight(program: Node, counts: Counter[Node]) -> Node | None:
     code = program.src
     before: list[Node] = []
     for node in code:
-        if node.op in _BLOCKS or is_fold(node):
+        if node.op in BLOCKS or is_fold(node):
             break
         before.append(node)
     ahead = _ahead(program, before, counts, None)
     held: dict[Node, None] = {}
     room = MOST_HELD
     for load in ahead.loads:
-        if _nbytes(load) <= room:
-            room -= _nbytes(load)
+        if nbytes_of(load) <= room:
+            room -= nbytes_of(load)
             held.update(dict.fromkeys([*_masks(load), load]))
     if not held:
         return None
     moved = {**dict.fromkeys(ahead.places), **held}
     rest = [node for node in code if node not in moved]
-    return program.replace(src=(*moved, _machine("launch.wait"), *rest))
+    return program.replace(src=(*moved, machine("launch.wait"), *rest))
 
 
 def _in_versions(program: Node, thread: Node, target: GpuTarget) -> Node | None:
@@ -422,7 +421,7 @@ def _looped(
         return None
     # Where all that was loaded has been used.
     fold = next((place for place, node in enumerate(loop) if is_fold(node)), len(loop) - 1)
-    if any(node.op in _BLOCKS or node.op is Ops.VSTORE for node in loop[1:fold]):
+    if any(node.op in BLOCKS or node.op is Ops.VSTORE for node in loop[1:fold]):
         return None
     ahead = _ahead(program, loop[1:fold], counts, counter, known)
     slots = _Slots(whole, ahead, counter, thread)
@@ -431,15 +430,15 @@ def _looped(
     if whole is code:
         slots.spread(code, _blocks(code), target)
     begun = _computed(slots.begun(low), slots.fixed)
-    front = [*slots.fixed, *begun, _machine("launch.wait")]
+    front = [*slots.fixed, *begun, machine("launch.wait")]
     following = alu(Ops.ADD, counter, const(1, counter.dtype))
     more = alu(Ops.CMPLT, following, high)
     found, copies, further = slots.followed(following)
     memo = {load: slots.read(load) for load in slots.loads}
     used = _refilled(loop[1:fold], memo, copies, more)
-    further.append(_machine("cp.async.commit"))
+    further.append(machine("cp.async.commit"))
     found = [following, more, *_computed(found, slots.fixed)]
-    body = [counter, _machine("cp.async.wait", 0), *found, *used, *further, *loop[fold:]]
+    body = [counter, machine("cp.async.wait", 0), *found, *used, *further, *loop[fold:]]
     rest = [*_without(body, frozenset(slots.fixed), frozenset(slots.moving), code[end:])]
     outside = [node for node in code[:begin] if node not in slots.fixed]
     return program.replace(src=(*front, *outside, *renamed(rest, memo), *code[end:]))
@@ -479,186 +478,3 @@ def _without(
         used.update(node.src)
         kept.append(node)
     return kept[::-1]
-
-
-# --- numbers that places are made of -------------------------------------------------------------
-
-
-def _numbers_ahead(program: Node, target: GpuTarget) -> Node:
-    """A PROGRAM that reads its `fixed` numbers before it waits, and asks for what they name.
-
-    One that is no more than arithmetic on what it loads begins its other loads as soon as it has
-    waited, and computes what hangs on the numbers alone while they are under way.
-    """
-    numbers = _Numbers(program)
-    if not numbers.early:
-        return program
-    requests = numbers.requests() if _begins_at_once(program, target) else []
-    is_map = not any(node.op in (Ops.MACHINE, Ops.BEGIN) for node in program.src)
-    others = numbers.others() if is_map else {}
-    memo: dict[Node, Node] = {}
-
-    def placed(loads: dict[Node, list[Node]], wanted: Sequence[Node] = ()) -> list[Node]:
-        """Loads, and known values that are wanted, with what they are made of."""
-        below = set(toposort(*wanted, *[one for made in loads.values() for one in made]))
-        code: list[Node] = []
-        for node in (*numbers.known, *others):
-            if node not in memo and (node in loads or (node in below and node in numbers.known)):
-                made = numbers.early.get(node) or others.get(node, [node])
-                code += renamed([one for one in made if one not in memo], memo)
-                memo[node] = memo[made[-1]]
-        return code
-
-    front = placed(numbers.early, [child for one in requests for child in one.src])
-    front += renamed(requests, memo)
-    begun = placed(others)
-    front += [one for one in begun if one.op is not Ops.VLOAD]
-    gone = memo.keys() - set(requests)
-    rest = renamed([node for node in program.src if node not in gone], memo)
-    begun = [one for one in begun if one.op is Ops.VLOAD]
-    at = 0 if begun else next(n for n, one in enumerate(rest) if one.op not in ELEMENTWISE)
-    src = (*front, *rest[:at], _machine("launch.wait"), *begun, *rest[at:])
-    return program.replace(src=src)
-
-
-def _begins_at_once(program: Node, target: GpuTarget) -> bool:
-    """Whether all blocks of a PROGRAM have room beside each other."""
-    leaves = {child for node in program.src for child in node.src if child.op is Ops.VAR}
-    counts = {one.arg.name: one.arg.hi + 1 for one in leaves}
-    warps = -(-counts.get(THREAD, 1) // target.warp_lanes)
-    resident = target.resident_blocks(warps, REGISTERS, 0)
-    return bool(counts.get(BLOCK, 1) <= resident * target.units)
-
-
-class _Numbers:
-    """The loads of a PROGRAM's fixed numbers that may begin early, and what is known by them.
-
-    early: those loads, each with what is made in its place. known: they, and all arithmetic on
-    them and on the numbers of blocks and threads, in order.
-    """
-
-    def __init__(self, program: Node) -> None:
-        fixed = program.arg.fixed if program.arg is not None else ()
-        self._code = program.src
-        self._written = {one.src[0] for one in program.src if one.op is Ops.VSTORE}
-        self.known: dict[Node, None] = {}
-        self.early: dict[Node, list[Node]] = {}
-        if not fixed:
-            return
-        # The conditions on all places where a load stands, but those in loops.
-        self._tests: dict[Node, list[tuple[Node, ...] | None]] = {}
-        standing = list(_standing(program.src))
-        for node, tests in standing:
-            if node.op is Ops.VLOAD and node.src[0].op is Ops.PARAM:
-                self._tests.setdefault(node, []).append(tests)
-        for node, _ in standing:
-            if node.op in _PURE and self._has(node.src):
-                self.known[node] = None
-            elif node in self._tests and node not in self.known:
-                is_number = node.src[0].arg.slot in fixed and node.arg.width == 1
-                if is_number and (made := self._made(node)):
-                    self.early[node] = made
-                    self.known[node] = None
-
-    def _has(self, nodes: Iterable[Node]) -> bool:
-        return all(one in self.known or one.op in (Ops.CONST, Ops.VAR) for one in nodes)
-
-    def _made(self, load: Node) -> list[Node]:
-        """A load that is made on the conditions on it; [] where it may not begin early."""
-        tests, own = self._tests[load], _condition(load)
-        if load.src[0] in self._written or load.arg.rows or None in tests:
-            return []
-        if len(load.src) > 2 and not own:
-            return []
-        if not self._has([*load.src[1:], *[one for each in tests for one in each or ()]]):
-            return []
-        if not all(tests) or _is_inside(load):
-            return [load]
-        made: list[Node] = []
-        any_of = _joined(Ops.OR, [_joined(Ops.AND, each, made) for each in tests if each], made)
-        on_all = _joined(Ops.AND, [any_of, *own], made)
-        return [*made, *made_under(load.replace(src=load.src[:2]), [on_all])]
-
-    def others(self) -> dict[Node, list[Node]]:
-        """Other loads whose places and conditions are known, as many as threads have room for."""
-        found: dict[Node, list[Node]] = {}
-        room = MOST_HELD
-        for load in self._tests:
-            if load not in self.early and _nbytes(load) <= room and (made := self._made(load)):
-                found[load] = made
-                room -= _nbytes(load)
-        return found
-
-    def requests(self) -> list[Node]:
-        """What asks for elements whose places hang on what is loaded early."""
-        after: set[Node] = set(self.early)
-        for node in self.known:
-            if not after.isdisjoint(node.src):
-                after.add(node)
-        found: list[Node] = []
-        for node, tests in _standing(self._code):
-            request, mask = _request(node)
-            if tests is None or request is None or request.src[0] in self._written:
-                continue
-            conditions = [*tests, *mask]
-            if node in after or request.src[1] not in after or not self._has(conditions):
-                continue
-            both: list[Node] = []
-            if conditions:
-                condition = _joined(Ops.AND, conditions, both)
-                both = [one for one in both if one not in self.known and one not in found]
-                found += [*both, instruction(Ops.TEST, dtypes.token, (condition,)), request, _END]
-            else:
-                found.append(request)
-        return found
-
-
-_PURE = ELEMENTWISE | {Ops.SPLAT}
-_END = instruction(Ops.END, dtypes.token, ())
-
-
-def _joined(op: Op, nodes: Sequence[Node], made: list[Node]) -> Node:
-    """All of some conditions, or any: the instructions that say so are added to `made`."""
-    found = nodes[0]
-    for other in nodes[1:]:
-        found = alu(op, found, other)
-        made.append(found)
-    return found
-
-
-def _standing(code: Sequence[Node]) -> Iterator[tuple[Node, tuple[Node, ...] | None]]:
-    """Instructions with the conditions under which they stand; None for those in loops."""
-    around: list[Node] = []
-    for node in code:
-        if node.op is Ops.END:
-            around.pop()
-        elif node.op in _BLOCKS:
-            around.append(node)
-        elif any(one.op is Ops.BEGIN for one in around):
-            yield node, None
-        else:
-            yield node, tuple([one.src[0] for one in around])
-
-
-def _is_inside(load: Node) -> bool:
-    """Whether a load's places are elements of its array whatever its threads count."""
-    array, place = load.src[:2]
-    shape, (low, high) = array.arg.shape, bounds(place)
-    if load.shape or load.arg.width > 1 or not all(isinstance(size, int) for size in shape):
-        return False
-    return bool(0 <= low + load.arg.at and high + load.arg.at < prod(shape))
-
-
-def _request(node: Node) -> tuple[Node | None, tuple[Node, ...]]:
-    """What asks for the elements of an argument that a copy or a load moves, and its condition."""
-    if node.op is Ops.MACHINE and node.arg.name == "cp.async":
-        nbytes, _, first = (*node.arg.immediates, 0, 0)[:3]
-        array, place, *mask = node.src[2:]
-        access = Access(nbytes // array.dtype.itemsize, at=first, align=nbytes)
-    elif node.op is Ops.VLOAD and node.src[0].op is Ops.PARAM:
-        (array, place, *mask), access = node.src, node.arg
-    else:
-        return None, ()
-    if place.shape or access.rows or access.stride != 1 or any(one.shape for one in mask):
-        return None, ()
-    return instruction(Ops.PREFETCH, dtypes.token, (array, place), access), tuple(mask)
