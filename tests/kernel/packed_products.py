@@ -15,18 +15,19 @@ from tests.kernel.gpu_kernels import HOPPER
 
 def packed_product(
     name: str, rows: int, out: int, width: int, dtype: object = dtypes.float32, *,
-    symbolic: bool = False,
+    symbolic: bool = False, least: int = 1,
 ) -> Node:  # fmt: skip
     """The kernel of `rows` vectors of `width` times `out` rows of a type, as a GPU runs it.
 
-    The first one, where a sum is made of parts. symbolic: of as many vectors, or fewer.
+    The first one, where a sum is made of parts. symbolic: of as many vectors, or fewer, `least` at
+    least.
     """
     row = by_name(name)
     with options.override(device="NULL", cache=False):
         packed = Tensor.zeros(out, row.row_nbytes(width), dtype=dtypes.uint8).contiguous()
         weight = PackedWeight(row, (out, width), packed).in_planes()
         x = Tensor.ones(rows, width, dtype=dtype).contiguous().realize()
-        read = x[: variable("rows", 1, rows)] if symbolic else x
+        read = x[: variable("rows", least, rows)] if symbolic else x
         sink = graph_of(weight.linear(read), [x])
     plan = make_plan(canonicalise(sink, None, HOPPER), target=HOPPER)
     return next(kernel for kernel in plan.kernels if kernel.has(Ops.REDUCE))

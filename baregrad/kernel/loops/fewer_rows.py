@@ -56,24 +56,31 @@ def _visit(node: Node, axis: Node, condition: Node, last: int) -> Node | None:
     versions = list[Node]()
     count, more = 1, const(True, dtypes.bool)
     while count < most:
-        there = _there(condition, axis, count)
-        few = range_node(count, last + count, axis.arg.axis, axis.arg.bind)
-        by = few if count > 1 else const(0, dtypes.index)
-        versions.append(_if(index.both(more, _not(there)), substitute(body, {axis: by})))
-        more, count = there, 2 * count
-    versions.append(_if(more, body))
-    whole = make_node(Ops.SEQ, dtypes.token, tuple(versions))
-    return make_node(Ops.LOOP, node.dtype, (loop, whole))
+        there, missing = _there(condition, axis, count)
+        # Bounds may say that no block has so many rows, or that all have.
+        if missing.op is Ops.CONST and missing.arg:
+            break
+        if there.op is not Ops.CONST:
+            few = _of_rows(body, axis, count, last)
+            versions.append(_if(index.both(more, missing), few))
+            more = there
+        count *= 2
+    whole = body if count >= most else _of_rows(body, axis, count, last)
+    versions.append(_if(more, whole) if versions else whole)
+    sequence = make_node(Ops.SEQ, dtypes.token, tuple(versions))
+    return make_node(Ops.LOOP, node.dtype, (loop, sequence))
 
 
-def _there(condition: Node, axis: Node, place: int) -> Node:
-    return index.less(*[
-        substitute(side, {axis: const(place, dtypes.index)}) for side in condition.src
-    ])  # fmt: skip
+def _there(condition: Node, axis: Node, place: int) -> tuple[Node, Node]:
+    """Whether the row at a place is there, and whether it is not."""
+    row, end = [substitute(side, {axis: const(place, dtypes.index)}) for side in condition.src]
+    return index.less(row, end), index.at_least(row, end)
 
 
-def _not(condition: Node) -> Node:
-    return index.at_least(*condition.src)
+def _of_rows(body: Node, axis: Node, count: int, last: int) -> Node:
+    """What a block does, for the first rows alone."""
+    few = range_node(count, last + count, axis.arg.axis, axis.arg.bind)
+    return substitute(body, {axis: few if count > 1 else const(0, dtypes.index)})
 
 
 def _if(condition: Node, body: Node) -> Node:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from baregrad.dtypes import dtypes
 from baregrad.io.gguf import weight
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import WORD_PRODUCTS, Ops
-from baregrad.kernel import choose_schedule
+from baregrad.kernel import choose_schedule, grid_size
+from baregrad.kernel.planning.common.decisions import Decisions
+from baregrad.kernel.planning.first_schedule import choose
 from baregrad.render import get
 from baregrad.render.gpu import read_early
+from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, lowered
 from tests.kernel.packed_products import packed_product
+from tests.render.gpu_harness import run_ptx
 
 
 @pytest.mark.parametrize(("name", "most"), [("Q4_K", 4), ("Q4_1", 4)])
@@ -53,6 +58,32 @@ def test_what_is_known_is_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, _ = lowered(kernel, choose_schedule(kernel, HOPPER))
     text = [node for node in toposort(loop) if node.op is Ops.IF]
     assert not any(node.mask & Ops.REDUCE.bit for node in text)
+
+
+@pytest.mark.parametrize(("least", "most", "together", "versions"), [
+    (2, 4, 4, 2), (3, 4, 4, 1), (2, 3, 4, 2), (1, 2, 4, 2), (2, 2, 4, 1), (1, 3, 8, 3),
+])  # fmt: skip
+def test_there_is_no_version_for_as_many_rows_as_there_never_are(
+    least: int, most: int, together: int, versions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bounds of their number may say that all blocks have so many rows, or that none has."""
+    monkeypatch.setattr(weight, "LARGE_NBYTES", 1)
+    wanted = Decisions({"rows of words": str(together)})
+    kernel = packed_product("Q4_K", most, 9, 512, dtypes.bfloat16, symbolic=True, least=least)
+    loop, program = lowered(kernel, choose(kernel, HOPPER, wanted).schedule)
+    whole = packed_product("Q4_K", most, 9, 512, dtypes.bfloat16)
+    arrays = k.arguments(whole)
+    blocks = grid_size(loop)
+    assert isinstance(blocks, int)
+    conditions = [node for node in toposort(loop) if node.op is Ops.IF and node.has(Ops.REDUCE)]
+    assert len(conditions) == versions * (versions > 1)
+    rows = k.run_kernel(whole, arrays)[0]
+    for count in range(least, most + 1):
+        found = {slot: np.array(array) for slot, array in arrays.items()}
+        found[0][:] = 7
+        run_ptx(program, [found[slot] for slot in range(len(found))], {"rows": count}, grid=blocks)
+        k.assert_equal({0: rows[:count]}, {0: found[0][:count]})
+        assert (found[0][count:] == 7).all()
 
 
 def test_each_version_copies_the_words_of_a_turn_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
