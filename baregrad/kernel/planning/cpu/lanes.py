@@ -46,6 +46,8 @@ PAIR_LOADS = 4
 # Floats that are added in order to one sum, from which on errors count: each is off by a half of
 # the sum's last bit. A long axis has so many sums.
 LEAST_TERMS, MOST_SUMS = 1 << 12, 64
+# An axis that is worth its lanes: each of them has a few terms of its own.
+LEAST_SIZE = 2 * MOST_SUMS
 # Elements between steps from which each step reads another line.
 FAR_STEP = 8
 
@@ -108,7 +110,9 @@ def _axis_of_terms(plan: SumPlan, sums: int) -> PlannedAxis | None:
         return None
     longest = max(plan.own(), key=lambda axis: axis.size, default=None)
     terms = iterations(plan.main.own) // sums
-    return longest if longest is not None and min(longest.size, terms) >= LEAST_TERMS else None
+    if longest is None or longest.size < LEAST_SIZE or terms < LEAST_TERMS:
+        return None
+    return longest
 
 
 def _work(plan: SumPlan) -> float:
