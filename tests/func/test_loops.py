@@ -12,6 +12,7 @@ import torch
 from baregrad import bind, func, variable
 from baregrad.base.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from baregrad.base.options import options
+from baregrad.dtypes import dtypes
 from baregrad.engine.session import Session, use_session
 from baregrad.func import scan
 from baregrad.tensor import Tensor
@@ -88,6 +89,27 @@ def test_gradients_of_gradients() -> None:
         return [x.detach() for x in (*first, *found)]
 
     same(second(scanned), second(written_out))
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "logsigmoid", "silu", "softplus", "mish", "tan"])
+def test_gradients_of_gradients_of_functions_with_rules_of_their_own(name: str) -> None:
+    """Bodies number what they are given anew: a rule's gradient is of the new numbers already."""
+    start, steps = np.array([[0.3, -0.7], [0.5, 0.1]]), np.array([[[0.1, 0.4]], [[-0.2, 0.3]]])
+    x, xs = (Tensor(one, dtype=dtypes.float64).requires_grad_() for one in (start, steps))
+    other, others = (torch.tensor(one, requires_grad=True) for one in (start, steps))
+    theirs = getattr(torch if name == "tan" else torch.nn.functional, name)
+    h, _ = func.scan(lambda h, u: (getattr(h * 0.5 + u, name)(), h), x, xs)
+    last = other
+    for row in others:
+        last = theirs(last * 0.5 + row)
+    ours, wanted = [(h * h).sum()], [(last * last).sum()]
+    for _ in range(2):
+        found = ours[0].gradient(x, xs)
+        expected = torch.autograd.grad(wanted[0], (other, others), create_graph=True)
+        for one, that in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one.numpy(), that.detach().numpy(), rtol=1e-9, atol=1e-12)
+        ours = [(found[0] ** 3).sum() + (found[1] ** 2).sum()]
+        wanted = [(expected[0] ** 3).sum() + (expected[1] ** 2).sum()]
 
 
 def test_it_goes_with_other_transformations() -> None:

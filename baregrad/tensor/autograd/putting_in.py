@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Container, Mapping, MutableMapping, Sequence
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, make_node, toposort
 from baregrad.ir.core.op import CONTROL_MASK, Ops
 from baregrad.tensor.array import nodes
-from baregrad.tensor.array.views import Pull, Pulled
+from baregrad.tensor.array.views import Pull, Pulled, twin
 
 
 class Handed:
@@ -85,7 +86,7 @@ def without_seeds(derivatives: Sequence[Node], seeds: Sequence[Node]) -> list[No
     return put_in(derivatives, {seed: nodes.zeros_like(seed) for seed in seeds})
 
 
-def _put_in(root: Node, done: dict[Node, Node]) -> Node:
+def _put_in(root: Node, done: MutableMapping[Node, Node]) -> Node:
     for node in order_below([root], done):
         if node in done:
             continue
@@ -101,7 +102,7 @@ def _put_in(root: Node, done: dict[Node, Node]) -> Node:
     return done[root]
 
 
-def _pulled(mark: Pulled, done: dict[Node, Node]) -> Pulled:
+def _pulled(mark: Pulled, done: MutableMapping[Node, Node]) -> Pulled:
     """A mark whose sources, and whose rule's gradients, have the values put in."""
     sources = tuple([done[source] for source in mark.sources])
     if sources == mark.sources:
@@ -109,8 +110,14 @@ def _pulled(mark: Pulled, done: dict[Node, Node]) -> Pulled:
 
     def put(rule: Pull) -> Pull:
         def changed(gradient: Node) -> tuple[Node | None, ...]:
-            parts = rule(gradient)
-            return tuple([part if part is None else _put_in(part, done) for part in parts])
+            # It is of the values already: a PARAM in it may be one that others are put in for.
+            handed = what_was_handed(gradient)
+            ones = {place: twin(part) for place, part in handed.items()}
+            one = handed_over(ones) if ones else twin(gradient)
+            given = {ones[place]: part for place, part in handed.items()} or {one: gradient}
+            known = ChainMap(given, done)
+            parts = rule(one)
+            return tuple([part if part is None else _put_in(part, known) for part in parts])
 
         return changed
 
