@@ -72,13 +72,13 @@ LEAST_PRODUCTS, FEW_PRODUCTS, LEAST_SHORT = 1 << 9, 1 << 7, 4
 # small tiles that keep a machine busy by themselves, how many large ones parts are to make of
 # fewer of thin products, and steps worth a part.
 LARGE_TILE, SMALL_TILE, THIN = 128, 64, 32
-# Where a factor is unpacked for a tile, whose words a block waits for panel after panel, more rows
-# are few: 64 rows of 8,192 by 2,048 in Q6_K took 57 us on an H200 in one part, 26 in 16.
-THIN_UNPACKED = 64
 DEEP = 5
 BUSY_TILES = 96
 MATRIX_BLOCKS = 256
 LEAST_STEPS = 512
+# Where a factor is unpacked for a tile, whose words a block waits for panel after panel, more rows
+# are few: 64 rows of 8,192 by 2,048 in Q6_K took 57 us on an H200 in one part, 26 in 16.
+THIN_UNPACKED = 64
 # Of other products: tiles that a block may compute, blocks that run at once; in a cycle of one of
 # these, products and bytes of the factors, and of all, these bytes and those of partial results;
 # cycles until these are read. And what copies cost of so many elements that lie together: eight at
