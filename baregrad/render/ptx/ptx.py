@@ -16,7 +16,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.ir.analysis.rows import by_rows
 from baregrad.ir.analysis.words import WORD_NBYTES
 from baregrad.ir.core.node import Node
-from baregrad.ir.core.op import ELEMENTWISE, WORD_PRODUCTS, Op, Ops, mask_of
+from baregrad.ir.core.op import ELEMENTWISE, Op, Ops, mask_of
 from baregrad.render.gpu import BLOCK, WAIT, WAITS, gpu_signature
 from baregrad.render.gpu_integers import narrow_integers
 from baregrad.render.group_registers import blocks_of_groups
@@ -181,7 +181,7 @@ def _blocks_of_loads(f: PtxText) -> int:
     assembler leaves room for more blocks, and has loads wait behind arithmetic.
     """
     code = f.program.src
-    if not any(node.op in WORD_PRODUCTS for node in code) and not _begins_with_powers(code):
+    if not f.multiplies_words and not _begins_with_powers(code):
         return 0
     nbytes = _loaded_nbytes(code)
     warps = -(-f.signature.threads // f.target.warp_lanes)

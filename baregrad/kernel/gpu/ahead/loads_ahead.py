@@ -81,10 +81,10 @@ def _thread(code: Sequence[Node]) -> Node | None:
     return next((one for one in names if one.arg.name == THREAD), None)
 
 
-def _blocks(code: Sequence[Node]) -> int:
-    """How many blocks there are at most."""
+def count_of(code: Sequence[Node], name: str) -> int:
+    """How many blocks, or threads of one, there are at most: as many as a variable numbers."""
     names = (child for node in code for child in node.src if child.op is Ops.VAR)
-    return max([one.arg.hi + 1 for one in names if one.arg.name == BLOCK], default=1)
+    return max([one.arg.hi + 1 for one in names if one.arg.name == name], default=1)
 
 
 def _outer(code: Sequence[Node], op: Op) -> Iterator[tuple[int, int]]:
@@ -428,7 +428,7 @@ def _looped(
     if not slots.fits(whole, target):
         return None
     if whole is code:
-        slots.spread(code, _blocks(code), target)
+        slots.spread(code, count_of(code, BLOCK), target)
     begun = _computed(slots.begun(low), slots.fixed)
     front = [*slots.fixed, *begun, machine("launch.wait")]
     following = alu(Ops.ADD, counter, const(1, counter.dtype))

@@ -24,6 +24,7 @@ from baregrad.kernel.gpu.ahead.loads_ahead import (
     MOST_HELD,
     REGISTERS,
     condition_of,
+    count_of,
     has_words,
     machine,
     nbytes_of,
@@ -76,11 +77,9 @@ def numbers_ahead(program: Node, target: GpuTarget) -> Node:
 
 def _begins_at_once(program: Node, target: GpuTarget) -> bool:
     """Whether all blocks of a PROGRAM have room beside each other."""
-    leaves = {child for node in program.src for child in node.src if child.op is Ops.VAR}
-    counts = {one.arg.name: one.arg.hi + 1 for one in leaves}
-    warps = -(-counts.get(THREAD, 1) // target.warp_lanes)
+    warps = -(-count_of(program.src, THREAD) // target.warp_lanes)
     resident = target.resident_blocks(warps, REGISTERS, 0)
-    return bool(counts.get(BLOCK, 1) <= resident * target.units)
+    return count_of(program.src, BLOCK) <= resident * target.units
 
 
 class _Numbers:
