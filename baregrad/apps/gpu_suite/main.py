@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     names = [part for text in chosen.rows or ["*"] for part in text.split(",")]
     rows = _chosen_rows(names, chosen.against)
     if chosen.list:
-        print("\n".join(f"{row.name}  (bar {row.bar}, of {row.against})" for row in rows))
+        print("\n".join(_listed(row) for row in rows))
         return 0
     # Whether PyTorch is there is known before anything is begun.
     peer_module("torch")
@@ -58,6 +58,12 @@ def main(argv: Sequence[str]) -> int:
     if failed:
         print(f"failed: {'; '.join(failed)}", file=sys.stderr)
     return 1 if failed or (chosen.check and missed) else 0
+
+
+def _listed(row: GpuRow) -> str:
+    """Return a row's name, its bar, and that of `mma.sync` where it is another one."""
+    by_warps = "" if row.by_warps in (None, row.bar) else f"; by single warps {row.by_warps}"
+    return f"{row.name}  (bar {row.bar}, of {row.against}{by_warps})"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -113,7 +119,8 @@ def _run(
                 record: dict[str, Any] = {"name": row.name, "failed": "not begun: no time left"}
             else:
                 record = contest.run(task_of(row, is_tiny))
-            record |= _judged(row, record, is_tiny)
+            target = contest.ours.facts.get("target", "")
+            record |= _judged(row, record, None if is_tiny else row.bar_on(target))
             record["ended_s"] = time.monotonic() - begin
             found.append(record)
             bar.close()
@@ -138,14 +145,13 @@ def task_of(row: GpuRow, is_tiny: bool) -> RowTask:
     )
 
 
-def _judged(row: GpuRow, record: Mapping[str, Any], is_tiny: bool) -> dict[str, Any]:
+def _judged(row: GpuRow, record: Mapping[str, Any], bar: float | None) -> dict[str, Any]:
     """Return the ratio that has the bar, PyTorch's, and what they come to."""
     ours, theirs = record.get("ours_s"), record.get("torch_s")
     ratio = peer_ratio = theirs / ours if ours and theirs else None
     if row.against == COPY:
         rate = record.get("copy_bytes_per_s")
         ratio = record["traffic"] / ours / rate if ours and rate else None
-    bar = None if is_tiny else row.bar
     if record.get("wrong"):
         verdict = "WRONG"
     elif "failed" in record:
