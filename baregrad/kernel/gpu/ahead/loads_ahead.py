@@ -449,9 +449,11 @@ def _refilled(
 ) -> list[Node]:
     """What uses a turn's words, which `memo` reads; behind the last use of some the next's copies.
 
+    Words that are used behind all of this are in registers once they are read.
+
     more: whether there is a next turn.
     """
-    last = {child: place for place, node in enumerate(used) for child in node.src}
+    last = {one: place for place, node in enumerate(used) for one in (node, *node.src)}
     order = sorted(copies, key=last.__getitem__)
     size = -(-len(order) // REFILLS)
     parts = [order[first : first + size] for first in range(0, len(order), size)]

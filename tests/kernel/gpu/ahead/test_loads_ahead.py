@@ -10,10 +10,16 @@ import pytest
 
 from baregrad.dtypes import dtypes
 from baregrad.io.gguf import weight
-from baregrad.ir.core.node import Node
+from baregrad.ir.core.node import Node, alu, const, instruction
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import grid_size
-from baregrad.kernel.gpu.ahead.loads_ahead import MOST_HELD, REGISTERS, load_ahead
+from baregrad.kernel.gpu.ahead.loads_ahead import (
+    MOST_HELD,
+    REGISTERS,
+    _refilled,
+    load_ahead,
+    machine,
+)
 from baregrad.kernel.planning.common.decisions import Decisions
 from baregrad.kernel.planning.first_schedule import choose
 from baregrad.render import get
@@ -84,6 +90,23 @@ def test_words_of_the_next_turn_are_copied_when_those_of_this_one_are_used(
     assert "shfl" in copied and "shfl" not in used
     # What was used first is filled again while other words are still to be read.
     assert "ld.shared.v4" in used and "ld.shared.v4" in copied
+
+
+def test_a_word_that_is_used_later_is_copied_again_behind_its_read() -> None:
+    """Of two words one is used in this part of a loop, the other only behind the part."""
+    words = [const(number, dtypes.int32) for number in (3, 5)]
+    loads, reads = (
+        [instruction(op, dtypes.int32, (word,)) for word in words] for op in (Ops.CAST, Ops.NEG)
+    )
+    copies = dict(zip(loads, (machine("cp.async", 4, number) for number in (0, 1)), strict=True))
+    use = alu(Ops.ADD, loads[0], loads[0])
+    more = const(True, dtypes.bool)
+    memo = dict(zip(loads, reads, strict=True))
+    found = _refilled([loads[1], loads[0], use], memo, copies, more)
+    assert [one for one in found if one in (*reads, use)] == [reads[1], reads[0], use]
+    for load, last in ((loads[1], reads[1]), (loads[0], use)):
+        assert found.count(copies[load]) == 1
+        assert found.index(last) < found.index(copies[load])
 
 
 @pytest.mark.parametrize(("out", "width", "share"), [
