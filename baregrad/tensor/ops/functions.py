@@ -178,7 +178,7 @@ def acos(x: Tensor) -> Tensor:
 def cosh(x: Tensor) -> Tensor:
     """Return the hyperbolic cosine."""
     up, down = _half_powers(x)
-    return up + down
+    return derived(up + down, x, lambda g, x, y: g * sinh(x))
 
 
 @through_float32
@@ -186,8 +186,9 @@ def sinh(x: Tensor) -> Tensor:
     """Return the hyperbolic sine."""
     up, down = _half_powers(x)
     small = (x > -1) & (x < 1)
-    near = tanh(small.where(x, 0)) * small.where(up + down, 1)
-    return small.where(near, up - down)
+    total = up + down
+    near = tanh(small.where(x, 0)) * small.where(total, 1)
+    return derived(small.where(near, up - down), x, lambda g, x, y, total: g * total, total)
 
 
 def _half_powers(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -84,6 +84,8 @@ DERIVED: tuple[tuple[str, Any], ...] = (
     ("celu", lambda f, x: f.celu(x)),
     ("expm1", lambda f, x: x.expm1()),
     ("log1p", lambda f, x: x.log1p()),
+    ("sinh", lambda f, x: x.sinh()),
+    ("cosh", lambda f, x: x.cosh()),
     ("tan", lambda f, x: (x * 0.25).tan()),
     ("asin", lambda f, x: (x * 0.25).asin()),
     ("acos", lambda f, x: (x * 0.25).acos()),
