@@ -31,7 +31,7 @@ class RowTask:
     `tolerance`: of the largest difference by the largest magnitude. `limit_s`: seconds for our
     side, once to prepare and once to time; `peer_limit_s`: likewise for PyTorch's. `copied`:
     numbers whose copy is timed beside, or 0. `turns`: how often each side is timed.
-    `is_brief`: time one run, to see that it works.
+    `is_brief`: time one run, to see that it works. `pause_s`: seconds of rest between timed blocks.
     """
 
     name: str
@@ -43,6 +43,7 @@ class RowTask:
     copied: int = 0
     turns: int = TURNS
     is_brief: bool = False
+    pause_s: float = 0.0
 
 
 class TwoSides:
@@ -174,7 +175,9 @@ class TwoSides:
                     continue
                 limit_s = task.limit_s if side is self.ours else task.peer_limit_s
                 try:
-                    found = side.ask(limit_s, what="time", brief=task.is_brief)["times_s"]
+                    found = side.ask(
+                        limit_s, what="time", brief=task.is_brief, pause_s=task.pause_s
+                    )["times_s"]
                     times.setdefault(side.name, []).extend(found)
                     if side is self.peer and task.copied:
                         asked = side.ask(PEER_LIMIT_S, what="copy", count=task.copied)

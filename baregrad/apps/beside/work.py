@@ -57,11 +57,13 @@ def warm_up(work: SideWork, wait: Callable[[], Any]) -> float:
 
 
 def time_work(
-    work: SideWork, wait: Callable[[], Any], once: float, is_brief: bool = False
+    work: SideWork, wait: Callable[[], Any], once: float, is_brief: bool = False,
+    pause_s: float = 0.0,
 ) -> list[float]:
     """Return seconds for each call of the work, block by block; a run took about `once`.
 
-    `is_brief`: one run is enough, to see that it works.
+    `is_brief`: one run is enough, to see that it works. `pause_s`: seconds of rest before each
+    block, in which a GPU's power comes down that limits its clocks.
     """
     # Threads of the other side's pool spin for a while when their work is done.
     time.sleep(0.0 if is_brief else PAUSE_S)
@@ -73,7 +75,11 @@ def time_work(
     _block(work, wait, max(1, count // 4))
     while time.perf_counter() - begin < WARM_S:
         _block(work, wait, max(1, count // 4))
-    return [_block(work, wait, count) for _ in range(blocks)]
+    times = []
+    for _ in range(blocks):
+        time.sleep(pause_s)
+        times.append(_block(work, wait, count))
+    return times
 
 
 def _block(work: SideWork, wait: Callable[[], Any], count: int) -> float:

@@ -98,7 +98,8 @@ class SideWorker:
         if self.work is None:
             raise ArgumentError("there is nothing to time", wanted="a question `prepare` before")
         return {"times_s": time_work(
-            self.work, self.side.wait, self.once, bool(question.get("brief"))
+            self.work, self.side.wait, self.once, bool(question.get("brief")),
+            question.get("pause_s", 0.0),
         )}
 
     def _copy(self, question: Question) -> dict[str, Any]:

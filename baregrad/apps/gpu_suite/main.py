@@ -2,6 +2,8 @@
 
 A row's values are compared with PyTorch's in float64 or float32 first. Then both are timed by
 turns, replayed: ours by `jit`, PyTorch's as a CUDA graph, over sets of inputs that no cache holds.
+Under lasting work a large product runs at the clock that the GPU's power allows, on either side;
+with `--bursts` both rest between blocks of some 20 ms, which then have nearly full clocks.
 Training steps are beside PyTorch's eager ones; where they are asked for by name, or by
 `--against torch.compile`, beside what its compiler makes, which takes it minutes. A ratio is
 PyTorch's time by ours, or our rate by that of a copy; more is better. Each side is a process of its
@@ -30,6 +32,8 @@ from baregrad.base.progress import ProgressBar
 
 # Numbers whose copy is the measure of bandwidth.
 COPIED, COPIED_TINY = 1 << 28, 1 << 12
+# Seconds between bursts.
+REST_S = 0.1
 # So much longer a row may take that is tiny, since any machine may run it.
 PATIENCE = 10.0
 
@@ -47,7 +51,8 @@ def main(argv: Sequence[str]) -> int:
     peer_device = "cpu" if not chosen.device.startswith(("NV", "CUDA")) else "cuda"
     if options.nv_port == "virtual":
         peer_device = "cpu"
-    records = _run(rows, chosen.device, peer_device, chosen.tiny, chosen.within)
+    rest_s = REST_S if chosen.bursts else 0.0
+    records = _run(rows, chosen.device, peer_device, chosen.tiny, chosen.within, rest_s)
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(records, indent=1) + "\n")
     found = records["rows"]
@@ -82,6 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--within", type=float, metavar="SECONDS", help="begin no row after so long"
     )
+    parser.add_argument(
+        "--bursts", action="store_true", help="let both sides rest between what is timed"
+    )
     parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
     parser.add_argument("--list", action="store_true", help="name the rows and stop")
     return parser
@@ -106,7 +114,8 @@ def _chosen_rows(names: Sequence[str], against: str | None = None) -> list[GpuRo
 
 
 def _run(
-    rows: Sequence[GpuRow], device: str, peer_device: str, is_tiny: bool, within_s: float | None
+    rows: Sequence[GpuRow], device: str, peer_device: str, is_tiny: bool, within_s: float | None,
+    rest_s: float = 0.0,
 ) -> dict[str, Any]:
     """Run the rows, printing each; return the record of all."""
     width = max(len(row.name) for row in rows)
@@ -118,7 +127,7 @@ def _run(
             if within_s is not None and time.monotonic() - begin > within_s:
                 record: dict[str, Any] = {"name": row.name, "failed": "not begun: no time left"}
             else:
-                record = contest.run(task_of(row, is_tiny))
+                record = contest.run(task_of(row, is_tiny, rest_s))
             target = contest.ours.facts.get("target", "")
             record |= _judged(row, record, None if is_tiny else row.bar_on(target))
             record["ended_s"] = time.monotonic() - begin
@@ -128,11 +137,11 @@ def _run(
             bar.advance()
         facts = {"ours": contest.ours.facts, "torch": contest.peer.facts}
     print(f"ours on {facts['ours']}, PyTorch on {facts['torch']}")
-    return {"suite": "gpu", "tiny": is_tiny, "sides": facts, "rows": found}
+    return {"suite": "gpu", "tiny": is_tiny, "rest_s": rest_s, "sides": facts, "rows": found}
 
 
-def task_of(row: GpuRow, is_tiny: bool) -> RowTask:
-    """What both sides are asked for a row."""
+def task_of(row: GpuRow, is_tiny: bool, rest_s: float = 0.0) -> RowTask:
+    """What both sides are asked for a row, with seconds of rest before each timed block."""
     question = {"module": "baregrad.apps.gpu_suite.rows", "row": row.name, "tiny": is_tiny}
     copied = (COPIED_TINY if is_tiny else COPIED) if row.against == COPY else 0
     limit_s = row.limit_s * (PATIENCE if is_tiny else 1.0)
@@ -141,7 +150,7 @@ def task_of(row: GpuRow, is_tiny: bool) -> RowTask:
         limit_s += options.beam_seconds or 3600
     return RowTask(
         row.name, question, row.tolerance, limit_s=limit_s, peer_limit_s=row.peer_limit_s,
-        copied=copied, is_brief=is_tiny,
+        copied=copied, is_brief=is_tiny, pause_s=rest_s,
     )
 
 

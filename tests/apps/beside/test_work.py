@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -36,6 +38,15 @@ def test_work_goes_on_for_a_while_before_it_is_timed(monkeypatch: pytest.MonkeyP
     made = SideWork(run, list)
     times = time_work(made, lambda: None, once=work.BLOCK_S)
     assert max(times) == pytest.approx(0.0001 * work.WARM_S)
+
+
+def test_both_sides_may_rest_before_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(work.time, "sleep", told.append)
+    monkeypatch.setattr(work, "_block", lambda *_: told.append("block") or 1.0)
+    monkeypatch.setattr(work, "WARM_S", 0.0)
+    time_work(counted()[0], lambda: None, work.BLOCK_S, pause_s=0.5)
+    assert told == [work.PAUSE_S, "block", *[0.5, "block"] * work.BLOCKS]
 
 
 @pytest.mark.parametrize("once,is_brief", [(2 * work.LONG_S, False), (1e-6, True)])

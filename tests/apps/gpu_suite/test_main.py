@@ -157,6 +157,8 @@ def test_a_row_is_timed_by_turns_and_briefly_only_where_it_is_tiny() -> None:
     assert suite.task_of(row, False).turns > 1
     assert not suite.task_of(row, False).is_brief
     assert suite.task_of(row, True).is_brief
+    assert suite.task_of(row, False).pause_s == 0
+    assert suite.task_of(row, False, suite.REST_S).pause_s == suite.REST_S > 0
 
 
 def test_pytorch_may_take_minutes_where_it_compiles() -> None:
