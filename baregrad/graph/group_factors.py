@@ -1,4 +1,4 @@
-"""Factors as groups of warps multiply them: of bytes and tfloat32, along what is summed.
+"""Factors as matrix units multiply them: of bytes and tfloat32, along what is summed.
 
 Those units read 8-bit floats and integers as they are, and float32 as tfloat32, but only rows of
 what is summed. So a factor that lies across is stored turned first, which many results share, and
@@ -6,11 +6,15 @@ one of tfloat32 is rounded once, as it is stored or copied to shared memory. Wha
 16-bit floats, for machines that multiply no narrower ones, is read as the bytes it was made of.
 Sums of 8-bit floats' blocks that are as long as a panel, and scaled before they are added up, are
 one sum: its panels are added up by threads anyway.
+
+Single warps multiply 8-bit integers and tfloat32 in the same way, where a machine has no groups of
+them. What they read is copied by threads, which need not wait for what is rounded already.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.graph.traced import Traced, rewrite
@@ -25,9 +29,13 @@ _LEAST_SIDE, _LEAST_NBYTES = 64, 128
 _FLOATS = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
 _INTS = (dtypes.int8, dtypes.uint8)
 _TF32 = dtypes.tfloat32
-# What a unit multiplies that reads rows of what is summed alone, and bytes of an instruction's row.
+# What a unit multiplies that reads rows of what is summed alone, of groups of warps and of single
+# ones, and bytes of an instruction's row.
 _UNITS = (*_FLOATS, *_INTS, _TF32)
+_UNITS_OF_WARPS = (*_INTS, _TF32)
 _STEPS_NBYTES = 32
+# Results that share a factor that is worth storing rounded, where threads would round it.
+_MANY_SHARE = 1024
 _VIEWS = (Ops.EXPAND, Ops.RESHAPE, Ops.PERMUTE)
 
 
@@ -39,7 +47,15 @@ def has_group_factors(target: AnyTarget) -> bool:
     )
 
 
-def _fit(node: Node) -> Node | None:
+def has_warp_factors(target: AnyTarget) -> bool:
+    """Whether single warps of a machine multiply 8-bit integers and tfloat32."""
+    return target.kind == "gpu" and target.async_copies and all(
+        (dtype.name, _STEPS_NBYTES // dtype.itemsize) in target.warp_products
+        for dtype in _UNITS_OF_WARPS
+    )
+
+
+def _fit(node: Node, by_warps: bool = False) -> Node | None:
     """A sum of products along its last axis, of factors that lie along it."""
     product = node.src[0]
     if node.arg.monoid.primitive is not Ops.ADD or len(node.src) != 1:
@@ -56,9 +72,13 @@ def _fit(node: Node) -> Node | None:
     if not (floats or ints or rounded):
         return None
     turned = _summed_last(product, node.arg.axes)
-    if turned is None or not _is_large(turned, kinds[0].itemsize):
+    if turned is None or not _is_large(turned, kinds[0].itemsize) or (by_warps and floats):
         return None
-    sides = tuple([_along(side) for side in turned.src])
+    shares = _shares(turned) if by_warps else (0, 0)
+    sides = tuple([
+        _along(side, count >= _MANY_SHARE)
+        for side, count in zip(turned.src, reversed(shares), strict=True)
+    ])  # fmt: skip
     if sides == node.src[0].src:
         return None
     arg = node.arg._replace(axes=(len(turned.shape) - 1,))
@@ -128,24 +148,30 @@ def _is_large(product: Node, nbytes: int) -> bool:
 
     nbytes: of an element of a factor.
     """
-    own, shape = [_rows(side) for side in product.src], product.shape
+    shape = product.shape
     if not all(isinstance(extent, int) for extent in shape):
         return False
     # Copies that threads need not wait for end with a step of an instruction.
     depth = shape[-1] * nbytes
     if depth < _LEAST_NBYTES or depth % _STEPS_NBYTES:
         return False
-    for mine, other in (own, own[::-1]):
-        count = 1
-        for axis in mine:
-            count *= 1 if axis in other else shape[axis]
-        if count < _LEAST_SIDE:
-            return False
-    return True
+    return min(_shares(product)) >= _LEAST_SIDE
 
 
-def _along(side: Node) -> Node:
-    """A factor whose numbers lie along its last axis: as it shows them, or stored so."""
+def _shares(product: Node) -> tuple[int, int]:
+    """How many rows each side has of its own, which share the other's."""
+    left, right = [_rows(side) for side in product.src]
+    return (
+        math.prod([product.shape[axis] for axis in left if axis not in right]),
+        math.prod([product.shape[axis] for axis in right if axis not in left]),
+    )
+
+
+def _along(side: Node, rounds: bool) -> Node:
+    """A factor whose numbers lie along its last axis: as it shows them, or stored so.
+
+    rounds: whether one of tfloat32 is stored rounded, wherever it lies.
+    """
     views, node = list[Node](), side
     while node.op is Ops.EXPAND or (
         node.dtype not in _UNITS if node.op is Ops.CAST
@@ -155,7 +181,9 @@ def _along(side: Node) -> Node:
             views.append(node)
         node = node.src[0]
     found = _as_unit(node)
-    if not _lies_along(found) or (found.dtype is _TF32 and not _is_stored(found)):
+    if not _lies_along(found) or (
+        found.dtype is _TF32 and (not _is_stored(found) or (rounds and _shows_rounded(found)))
+    ):
         found = Node(Ops.CONTIGUOUS, found.dtype, (found,))
     for view in reversed(views):
         found = view.replace(dtype=found.dtype, src=(found, *view.src[1:]))
@@ -184,6 +212,13 @@ def _is_stored(node: Node) -> bool:
     if _rounds(node):
         (node,) = node.src
     return in_memory(node) is node
+
+
+def _shows_rounded(node: Node) -> bool:
+    """Whether some views are of what is rounded on its way."""
+    while node.op in _VIEWS:
+        (node,) = node.src
+    return _rounds(node)
 
 
 def _rounds(node: Node) -> bool:
@@ -265,7 +300,15 @@ def _walk(order: list[Node], changed: dict[Node, Node]) -> Node:
     return rewrite(order, _visit, Ops.REDUCE.bit, changed)
 
 
+def _walk_for_warps(order: list[Node], changed: dict[Node, Node]) -> Node:
+    return rewrite(order, partial(_fit, by_warps=True), Ops.REDUCE.bit, changed)
+
+
 GROUP_FACTORS = Traced(
     "group_factors", "groups of warps multiply what lies along the sum, tfloat32 and bytes", _walk,
+    ("reductions",),
+)  # fmt: skip
+WARP_FACTORS = Traced(
+    "warp_factors", "warps multiply what lies along the sum, tfloat32 and bytes", _walk_for_warps,
     ("reductions",),
 )  # fmt: skip

@@ -8,7 +8,12 @@ from baregrad.base.options import options
 from baregrad.graph.cleanup import CLEANUP
 from baregrad.graph.constants import CONSTANTS
 from baregrad.graph.folds import FOLDS, FOLDS_ON_GPU
-from baregrad.graph.group_factors import GROUP_FACTORS, has_group_factors
+from baregrad.graph.group_factors import (
+    GROUP_FACTORS,
+    WARP_FACTORS,
+    has_group_factors,
+    has_warp_factors,
+)
 from baregrad.graph.onehot import ONE_HOT
 from baregrad.graph.packed_windows import PACKED_WINDOWS, WALKED_WINDOWS, has_walks
 from baregrad.graph.partials import PARTIALS
@@ -43,6 +48,7 @@ _LAST_OF_GPUS = (Joined((SUMS, ONE_HOT, PACKED_WINDOWS, PARTIALS_ON_GPU)), *_AFT
 _STEPS_OF_GPUS = (*_FIRST_OF_GPUS, *_LAST_OF_GPUS)
 _STEPS_WITH_STREAMS = (*_FIRST_OF_GPUS, STREAMS, *_LAST_OF_GPUS)
 _WITH_FACTORS = (*_FIRST_OF_GPUS, GROUP_FACTORS, STREAMS, *_LAST_OF_GPUS)
+_WITH_WARP_FACTORS = (*_FIRST_OF_GPUS, WARP_FACTORS, STREAMS, *_LAST_OF_GPUS)
 _WITH_WALKS = (
     *_FIRST_OF_GPUS, GROUP_FACTORS, STREAMS,
     Joined((SUMS, ONE_HOT, WALKED_WINDOWS, PARTIALS_ON_GPU)), *_AFTER_SUMS,
@@ -56,8 +62,10 @@ def _steps_for(target: AnyTarget | None) -> tuple[Traced | Joined, ...]:
     if target is None or target.kind != "gpu":
         return _STEPS
     steps = _STEPS_WITH_STREAMS if has_streams(target) else _STEPS_OF_GPUS
-    if steps is not _STEPS_WITH_STREAMS or not has_group_factors(target):
+    if steps is not _STEPS_WITH_STREAMS:
         return steps
+    if not has_group_factors(target):
+        return _WITH_WARP_FACTORS if has_warp_factors(target) else steps
     return _WITH_WALKS if has_walks(target) else _WITH_FACTORS
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from baregrad.base.options import options
 from baregrad.graph import canonicalise
-from baregrad.graph.group_factors import has_group_factors
+from baregrad.graph.group_factors import has_group_factors, has_warp_factors
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose
@@ -307,3 +307,69 @@ def test_what_is_one_sum_of_scaled_panels(name: str) -> None:
     sink = canonicalise(graph_of(found, [x, w, s, t]), target=gpu_row("sm_90a"))
     sums = [node for node in toposort(sink) if node.op is Ops.REDUCE]
     assert len(sums) == (1 if is_one else 2)
+
+
+# --- by single warps, where a machine has no groups of them
+
+WARPS = "sm_90a:sm_90"
+FORMS = ("NT", "NN", "TN", "TT")
+
+
+def factor(values: np.ndarray, is_turned: bool) -> Tensor:
+    return Tensor(np.ascontiguousarray(values.T)).T if is_turned else Tensor(values)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8])
+@pytest.mark.parametrize("form", FORMS)
+def test_integers_that_lie_across_are_turned_once(
+    kind: type, form: str, texts: list[str]
+) -> None:
+    random = np.random.default_rng(5)
+    low, high = (-128, 128) if kind is np.int8 else (0, 256)
+    a, b = (random.integers(low, high, (rows, 160)).astype(kind) for rows in (72, 64))
+    with ptx_session(architecture=WARPS):
+        x, y = factor(a, form[0] == "T"), factor(b, form[1] == "N").T
+        found = x.matmul(y, out_dtype="int32").numpy()
+    np.testing.assert_array_equal(found, a.astype(np.int64) @ b.astype(np.int64).T)
+    products = [text for text in texts if "mma.sync.aligned.m16n8k32" in text]
+    turned = (form[0] == "T") + (form[1] == "N")
+    assert len(products) == 1 and bool(turned) <= len(texts) - 1 <= turned
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_float32_is_rounded_once_where_many_results_share_it(
+    form: str, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baregrad.graph.group_factors._MANY_SHARE", 70)
+    random = np.random.default_rng(4)
+    a, b = (random.standard_normal((rows, 96)).astype(np.float32) for rows in (72, 64))
+    with ptx_session(architecture=WARPS), options.override(matmul_precision="high"):
+        found = (factor(a, form[0] == "T") @ factor(b, form[1] == "N").T).numpy()
+    wanted = rounded(a) @ rounded(b).T
+    np.testing.assert_allclose(found, wanted, atol=2.0**-20 * np.abs(wanted).max())
+    (product,) = [text for text in texts if "mma.sync.aligned.m16n8k8" in text]
+    # The factor that 72 rows share is stored rounded, by one kernel with the other if that lies
+    # across.
+    assert len(texts) == 2
+    assert ("cvt.rn" in product or "cvt.rna" in product) == (form[0] == "N")
+
+
+def test_factors_of_other_products_stay(texts: list[str]) -> None:
+    """Of few rows, short sums and odd ones, which are copied as they lie, element by element."""
+    random = np.random.default_rng(6)
+    for rows, columns, steps in ((72, 16, 160), (72, 64, 33), (9, 64, 64)):
+        a, b = (random.integers(-128, 128, shape).astype(np.int8)
+                for shape in ((rows, steps), (steps, columns)))  # fmt: skip
+        texts.clear()
+        with ptx_session(architecture=WARPS):
+            found = Tensor(a).matmul(Tensor(b), out_dtype="int32").numpy()
+        np.testing.assert_array_equal(found, a.astype(np.int64) @ b.astype(np.int64))
+        assert len(texts) == 1 and "mma.sync" in texts[0]
+
+
+def test_which_machines_have_such_warps() -> None:
+    """Where groups of warps do it, they do it."""
+    assert has_warp_factors(gpu_row("sm_80")) and not has_group_factors(gpu_row("sm_80"))
+    assert has_warp_factors(gpu_row(WARPS)) and not has_group_factors(gpu_row(WARPS))
+    assert not has_warp_factors(gpu_row("sm_75"))
+    assert not has_warp_factors(cpu_row_named("x86-64-avx2"))

@@ -189,9 +189,10 @@ def _wait(machine: Threads, node: Node) -> None:
 
 
 def _load_matrices(machine: Threads, node: Node) -> None:
-    """Lane l of a warp has elements 2 (l % 4) and the next of row l / 4, of each matrix.
+    """Lane l of a warp has 4 bytes, those at 4 (l % 4), of row l / 4 of each matrix.
 
-    The address of row r of matrix i is that of lane 8 i + r. Turned, rows are columns.
+    The address of row r of matrix i is that of lane 8 i + r. Turned, rows of 16-bit elements are
+    columns.
     """
     machine.meet("matrices are loaded")
     _, turned, first = (*node.arg.immediates, 0)[:3]
@@ -199,17 +200,20 @@ def _load_matrices(machine: Threads, node: Node) -> None:
     starts = np.asarray(machine.use(offset), np.int64) + first
     starts = np.broadcast_to(starts, (machine.threads.size,)).reshape(-1, WARP)
     lane = np.arange(WARP)
-    memory = machine.buffer(array).view(np.uint16)
+    memory, size = machine.buffer(array).view(np.uint16), array.dtype.itemsize
     for number, register in enumerate(registers):
         halves = []
         for half in range(2):
             row, column = lane // 4, 2 * (lane % 4) + half
             if turned:
                 row, column = column, row
-            places = (starts[:, 8 * number + row] + column).reshape(-1)
-            if (starts[:, 8 * number + row] % 8).any() or (places >= memory.size).any():
+            begins = starts[:, 8 * number + row] * size
+            places = (begins // 2 + column).reshape(-1)
+            if (begins % 16).any() or (places >= memory.size).any():
                 raise IndexOutOfRange(f"{node!r} of {array!r}", found=places.tolist()[:8])
-            machine.note(node, places, np.ones(machine.threads.size, np.bool_), False)
+            every = np.ones(machine.threads.size, np.bool_)
+            for touched in range(max(2 // size, 1)):
+                machine.note(node, places * 2 // size + touched, every, False)
             halves.append(memory[places].astype(np.uint32))
         machine.values[register] = halves[0] | halves[1] << np.uint32(16)
 
@@ -218,23 +222,26 @@ def _multiply_matrices(machine: Threads, node: Node) -> None:
     """Products of a warp's fragments, element by element where the manual says that they are."""
     machine.meet("matrices are multiplied")
     depth, name, *lanes = node.arg.immediates[:4]
-    words = depth // 4
     operand = as_dtype(name)
-    pairs = [np.asarray(machine.use(one)).reshape(-1, WARP) for one in node.src[:-2]]
+    words, each = depth * operand.itemsize // 8, 4 // operand.itemsize
+    found = [np.asarray(machine.use(one), np.uint32).reshape(-1, WARP) for one in node.src[:-2]]
+    warps = len(found[0])
     values = [
-        [to_array((word >> np.uint32(16 * half)).astype(np.uint16).view(memory_dtype(operand)),
-                  operand).astype(np.float64) for half in range(2)]
-        for word in pairs
-    ]  # fmt: skip
+        to_array(
+            np.ascontiguousarray(word).view(memory_dtype(operand)).reshape(warps, WARP, each),
+            operand,
+        ).astype(np.float64)
+        for word in found
+    ]
     lane = np.arange(WARP)
-    warps = len(pairs[0])
     left, right = np.zeros((warps, 16, depth)), np.zeros((warps, depth, 8))
-    for half in range(2):
+    for part in range(each):
         for number in range(words):
-            step = 8 * (number >> 1) + 2 * (lane % 4) + half
-            left[:, lane // 4 + 8 * (number & 1), step] = values[number][half]
+            step = each * (lane % 4 + 4 * (number >> 1)) + part
+            left[:, lane // 4 + 8 * (number & 1), step] = values[number][..., part]
         for number in range(words // 2):
-            right[:, 8 * number + 2 * (lane % 4) + half, lane // 4] = values[words + number][half]
+            step = each * (lane % 4 + 4 * number) + part
+            right[:, step, lane // 4] = values[words + number][..., part]
     total = left @ right
     rows, columns = accumulator_places(8)
     added = total[:, rows, columns].reshape(warps, 2, 2, WARP)
@@ -242,7 +249,11 @@ def _multiply_matrices(machine: Threads, node: Node) -> None:
         new = np.array(np.broadcast_to(
             machine.use(register), (machine.threads.size, *register.shape)
         ))  # fmt: skip
-        new[:, lanes or [0, 1]] += added[:, half].transpose(0, 2, 1).reshape(-1, 2)
+        more = added[:, half].transpose(0, 2, 1).reshape(-1, 2)
+        if register.dtype.is_int:
+            # Sums of integers wrap.
+            more = more.astype(np.int64).astype(new.dtype)
+        new[:, lanes or [0, 1]] += more
         machine.values[register] = new
 
 

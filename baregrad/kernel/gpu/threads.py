@@ -291,7 +291,7 @@ class _Threads:
                 places = {summed: index.as_node(index.mul(DEEP, ROW))}
             found.append(rebuild(load, self.visit, memo={**axes, **places}))
         beside = int(self.registers.columns.src[0].arg) // 2
-        axis = None if groups else paired_axis(found[0], found[1], beside, node.arg.shape[2])
+        axis = None if groups else paired_axis(node.arg, found[0], found[1], beside)
         if axis is not None:
             found[2] = substitute(found[2], {axis: paired_place(node.arg, axis, lane)})
         own = (HALVES, self.registers.columns, summed, *outer)

@@ -1,7 +1,9 @@
-"""Sums of products that a warp's matrix unit makes: tiles of 16 x 8 results, over 8 or 16 steps.
+"""Sums of products that a warp's matrix unit makes: tiles of 16 x 8 results, over 16 or 32 bytes.
 
 The factors lie in shared memory, the results in the registers of a warp's 32 lanes: lane l has rows
-l / 4 and l / 4 + 8 of columns 2 (l % 4) and the next. Source: PTX ISA, "mma.sync" and "ldmatrix".
+l / 4 and l / 4 + 8 of columns 2 (l % 4) and the next. Whatever the factors are, a lane has the same
+bytes of rows of steps. Only 16-bit floats may be turned on their way: the others lie along the sum.
+Source: PTX ISA, "mma.sync" and "ldmatrix".
 """
 
 from __future__ import annotations
@@ -25,11 +27,18 @@ from baregrad.kernel.language.schedule import Tensorize, illegal
 INSTRUCTION = "mma"
 TILE = "tile"
 M, N = 16, 8
-PRODUCTS = tuple([
+HALVES_PRODUCTS = tuple([
     Factors(dtype, dtype, dtypes.float32) for dtype in (dtypes.float16, dtypes.bfloat16)
 ])  # fmt: skip
-# Elements of 16 bits that a lane's address stands for: a row of a matrix of 8 x 8.
-ROW, ROW_NBYTES = 8, 16
+ALONG_PRODUCTS = (
+    *[Factors(dtype, dtype, dtypes.int32) for dtype in (dtypes.int8, dtypes.uint8)],
+    Factors(dtypes.tfloat32, dtypes.tfloat32, dtypes.float32),
+)
+PRODUCTS = (*HALVES_PRODUCTS, *ALONG_PRODUCTS)
+_ALONG = tuple([product.left for product in ALONG_PRODUCTS])
+# Rows of a matrix, and elements of 16 bits of each; bytes of such a row, for which a lane's address
+# stands, and of an instruction's steps at most.
+ROW, ROW_NBYTES, STEPS_NBYTES = 8, 16, 32
 # Beyond the ids of a kernel's own axes, of its copies' and of its threads'.
 FIRST_ID = 1 << 23
 LANES = range_node(32, FIRST_ID, "lane", "thread")
@@ -61,10 +70,12 @@ def _check_mma(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:
 # Rows, columns, steps.
 MMA_SYNC = Instruction(
     INSTRUCTION, "warp", MappingProxyType(dict.fromkeys(PRODUCTS, INSTRUCTION)),
-    ((M,), (N,), (8, 16)), 1,
-    "the result in registers as `registers_of` says, both factors in shared memory, in rows of 8",
+    ((M,), (N,), (8, 16, 32)), 1,
+    "the result in registers as `registers_of` says, both factors in shared memory, in rows of 16 "
+    "bytes",
     "a GPU of compute capability 8.0 (7.5 for 8 steps of float16), and one sum of products of two "
-    "float16 or bfloat16, each cast to float32",
+    "float16 or bfloat16, or of 8 of tfloat32, each cast to float32, or of int8 or uint8, cast to "
+    "int32",
     _check_mma,
 )
 
@@ -109,6 +120,8 @@ def _major(load: Node, axes: dict[str, Node]) -> str:
     terms, constant = index.linear(load.src[-1])
     row = ROW_NBYTES // load.dtype.itemsize
     for name, axis in axes.items():
+        if name != "k" and load.dtype in _ALONG:
+            continue
         others = [scale for atom, scale in terms.items() if atom is not axis]
         pitch = load.src[0].arg.shape[-1]
         if terms.get(axis) == 1 and all(s % row == 0 for s in (constant, pitch, *others)):
@@ -147,17 +160,23 @@ def lane_places(mma: Mma, lane: Dim) -> tuple[tuple[Dim, Dim], tuple[Dim, Dim]]:
     of two tiles; the first factor's lie in the order in which lanes have those steps.
     """
     low, second = index.mod(lane, ROW), index.mod(index.floordiv(lane, ROW), 2)
-    third = index.mod(index.floordiv(lane, 2 * ROW), 2) if mma.shape[2] == 16 else 0
+    third = index.mod(index.floordiv(lane, 2 * ROW), 2) if is_deep(mma) else 0
+    row = ROW_NBYTES // mma.operand.itemsize
     if of_octets(mma) and mma.b_major == "k":
         return (index.add(low, index.mul(second, ROW)), index.mul(third, 2)), (low, 0)
     if mma.a_major == "k":
-        a = (index.add(low, index.mul(second, ROW)), index.mul(third, ROW))
+        a = (index.add(low, index.mul(second, ROW)), index.mul(third, row))
     else:
         a = (index.mul(second, ROW), index.add(low, index.mul(third, ROW)))
-    half = second if mma.shape[2] == 16 else 0
+    half = second if is_deep(mma) else 0
     if mma.b_major == "k":
-        return a, (low, index.mul(half, ROW))
+        return a, (low, index.mul(half, row))
     return a, (0, index.add(low, index.mul(half, ROW)))
+
+
+def is_deep(mma: Mma) -> bool:
+    """Whether an instruction has 32 bytes of steps: two rows of matrices."""
+    return mma.shape[2] * mma.operand.itemsize == STEPS_NBYTES
 
 
 def of_octets(mma: Mma) -> bool:
@@ -165,13 +184,13 @@ def of_octets(mma: Mma) -> bool:
     return mma.beside is not None and mma.operand.bits == 2 * mma.beside.bits
 
 
-def paired_axis(total: Node, left: Node, beside: int, depth: int) -> Node | None:
+def paired_axis(mma: Mma, total: Node, left: Node, beside: int) -> Node | None:
     """The axis along which two tiles of the second factor come by one instruction, if one has.
 
     That of tiles beside each other, or the innermost unrolled one of an even extent that results
     are along and the first factor is not. Lanes 16 to 31 then point to the second tile of each two.
     """
-    if depth != 2 * ROW:
+    if not is_deep(mma):
         return None
     if beside > 1:
         return registers_of(0, beside).alone

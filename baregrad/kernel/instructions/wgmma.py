@@ -47,12 +47,9 @@ _THREADS = range_node(LANES, FIRST_ID, "lane", "thread")
 
 
 _FLOATS8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
-_BYTES = (dtypes.int8, dtypes.uint8)
 PRODUCTS = (
     *mma_sync.PRODUCTS,
     *[Factors(left, right, dtypes.float32) for left in _FLOATS8 for right in _FLOATS8],
-    *[Factors(each, each, dtypes.int32) for each in _BYTES],
-    Factors(dtypes.tfloat32, dtypes.tfloat32, dtypes.float32),
 )
 
 

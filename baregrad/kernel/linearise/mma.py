@@ -14,7 +14,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.kernel.instructions.mma_sync import (
     DEEP,
     HALVES,
-    ROW,
+    ROW_NBYTES,
     of_octets,
     paired_axis,
     registers_of,
@@ -36,10 +36,10 @@ def multiply(values: Values, node: Node) -> None:
         return
     total, left, right = node.src[:3]
     mma = node.arg
-    deep = mma.shape[2] // ROW
+    deep = mma.shape[2] * mma.operand.itemsize // ROW_NBYTES
     beside = int(node.src[5].src[0].arg) // 2
     alone = registers_of(0, beside).alone
-    paired = paired_axis(total, left, beside, mma.shape[2])
+    paired = paired_axis(mma, total, left, beside)
     ranges = total.ranges | left.ranges | right.ranges
     if paired is not None:
         ranges |= {paired}

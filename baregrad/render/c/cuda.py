@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
 
 from baregrad.base.errors import CompilerBug
-from baregrad.dtypes import DType, dtypes
+from baregrad.dtypes import DType, as_dtype, dtypes
 from baregrad.ir.analysis.rows import by_rows
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
@@ -388,7 +388,9 @@ def _load_matrices(f: CText, node: Node) -> None:
     )
 
 
-_SHORT = MappingProxyType({"float16": "f16", "bfloat16": "bf16", "tfloat32": "tf32"})
+_SHORT = MappingProxyType(
+    {"float16": "f16", "bfloat16": "bf16", "tfloat32": "tf32", "int8": "s8", "uint8": "u8"}
+)
 
 
 def _multiply(f: CText, node: Node) -> None:
@@ -404,9 +406,11 @@ def _multiply(f: CText, node: Node) -> None:
     words = 2 * len(factors) // 3
     c, a, b = holes[:4], holes[4 : 4 + words], holes[4 + words :]
     braces = ["{" + ", ".join(part) + "}" for part in (c, a, b, c)]
-    outs = ", ".join([f'"+f"({name})' for name in total])
+    letter, sums = ("f", "f32") if as_dtype(kind).is_float else ("r", "s32")
+    outs = ", ".join([f'"+{letter}"({name})' for name in total])
     ins = ", ".join([f'"r"({name})' for name in factors])
-    opcode = f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{_SHORT[kind]}.{_SHORT[kind]}.f32"
+    kinds = f"{sums}.{_SHORT[kind]}.{_SHORT[kind]}.{sums}"
+    opcode = f"mma.sync.aligned.m16n8k{depth}.row.col.{kinds}"
     f.line(f'asm volatile("{opcode} {", ".join(braces)};" : {outs} : {ins});')
 
 

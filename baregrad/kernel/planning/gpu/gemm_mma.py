@@ -1,6 +1,7 @@
 """Schedules of contractions on GPUs: the matrix unit of a warp, or of four, does a tile at once.
 
-Single warps multiply 16-bit floats, groups of four those, tfloat32, and 8-bit floats and integers.
+Single warps multiply 16-bit floats, tfloat32 and 8-bit integers, groups of four those and 8-bit
+floats.
 
 Each side's axes are one, and so is the depth. Panels of the factors come some iterations ahead, by
 asynchronous copies where words lie together. They lie as the inputs do; rows are swizzled, or
@@ -25,7 +26,14 @@ from baregrad.kernel.gpu.shared_copies import VECTOR_BYTES
 from baregrad.kernel.gpu.teams import MOST_TEAMS
 from baregrad.kernel.instructions import wgmma
 from baregrad.kernel.instructions.instruction import product_of
-from baregrad.kernel.instructions.mma_sync import INSTRUCTION, PRODUCTS, M, N
+from baregrad.kernel.instructions.mma_sync import (
+    HALVES_PRODUCTS,
+    INSTRUCTION,
+    PRODUCTS,
+    STEPS_NBYTES,
+    M,
+    N,
+)
 from baregrad.kernel.language.schedule import (
     Bind,
     Persist,
@@ -37,7 +45,6 @@ from baregrad.kernel.language.schedule import (
 )
 from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gemm_copies import (
-    CHUNK,
     CHUNK_NBYTES,
     FactorCopy,
     Orders,
@@ -70,8 +77,6 @@ from baregrad.kernel.planning.gpu.packed_tiles import (
     ranked_unpacked,
 )
 
-# Steps of an instruction, and of a panel: as many 16-bit floats as reach all banks.
-DEPTH, PANEL = 16, 64
 # Steps of a sum, rows and columns, and products that are worth the unit; many columns are, however
 # few rows they have, as the unit reads them once.
 LEAST_DEPTH = 16
@@ -108,45 +113,53 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     what = product_of(plan.facts, wgmma.PRODUCTS)
     if not plan.target.async_copies or what is None:
         return False
-    if what not in PRODUCTS:
-        return _plan_along(plan, factors, what.left)
-    if (what.left.name, DEPTH) not in plan.target.warp_products:
+    dtype, turns = what.left, what in HALVES_PRODUCTS
+    if what not in PRODUCTS or (not turns and wgmma.has_groups(plan.target, dtype)):
+        return _plan_along(plan, factors, dtype)
+    # Steps of an instruction, and of a panel: as many as reach all banks. Elements of a copy.
+    depth, full, chunk = (
+        each // dtype.itemsize for each in (STEPS_NBYTES, wgmma.ROW_NBYTES, CHUNK_NBYTES)
+    )
+    if (dtype.name, depth) not in plan.target.warp_products:
         return False
     m, n, k, _ = factors.sizes()
     small = min(m, n) < LEAST_SIDE and max(m, n) < LONG_SIDE
     if small or k < LEAST_DEPTH or m * n * k < LEAST_PRODUCTS:
         plan.because("{} x {} results, sums of {}: too small for matrix units", m, n, k)
         return False
-    orders = orders_of(plan, factors)
+    orders = orders_of(plan, factors, chunk, along=not turns)
     # Short sums have two panels: what is copied as it is read waits for each of its words.
-    panel = PANEL if k > PANEL else -(-k // (2 * DEPTH)) * DEPTH
+    panel = full if k > full else -(-k // (2 * depth)) * depth
     words = (
-        _is_of_words(factors.left, orders.left, orders.rows, orders.depth),
-        _is_of_words(factors.right, orders.right, orders.columns, orders.depth),
+        _is_of_words(factors.left, orders.left, orders.rows, orders.depth, depth),
+        _is_of_words(factors.right, orders.right, orders.columns, orders.depth, depth),
     )
-    narrow = min(orders.left.lanes, orders.right.lanes) < CHUNK
+    narrow = min(orders.left.lanes, orders.right.lanes) < chunk
     products = _products(plan, factors)
     ranked: list[_AnyChoice] = []
     engine: Orders | None = None
     near = orders.depth[-1]
     operations = operations_of(factors.left, near), operations_of(factors.right, near)
-    if any(operations) and any(words):
-        ranked += ranked_unpacked(plan.target, products, operations, CHUNK, words)
+    if turns and any(operations) and any(words):
+        ranked += ranked_unpacked(plan.target, products, operations, chunk, words)
     if not ranked:
-        ranked += ranked_tiles(plan.target, products, panel, CHUNK, words, narrow)
+        ranked += ranked_tiles(
+            plan.target, products, panel, chunk, words, narrow, dtype.itemsize
+        )
         # Of fewer rows or columns the unit would multiply zeros.
-        is_wide = min(m, n) >= wgmma.M and panel == wgmma.row_of(what.left)
-        if is_wide and wgmma.has_groups(plan.target, what.left):
+        is_wide = min(m, n) >= wgmma.M and panel == full
+        if is_wide and wgmma.has_groups(plan.target, dtype):
             engine = _of_engine(plan, factors, orders)
-            ranked += _groups(plan, factors, orders, engine, products, words, what.left)
+            ranked += _groups(plan, factors, orders, engine, products, words, dtype)
             ranked.sort(key=lambda each: each.cycles)
             ranked = larger_first(ranked)
-    product = _Tiled(
-        factors, orders, (panel, DEPTH), words, products[0], engine, what.left
-    )
+    product = _Tiled(factors, orders, (panel, depth), words, products[0], engine, dtype)
     choice = _picked(plan, product, ranked)
+    if choice is None:
+        plan.because("no tile of {} has room: no products by warps", dtype)
+        return False
     if isinstance(choice, UnpackedChoice):
-        product = product._replace(steps=(choice.panel, DEPTH))
+        product = product._replace(steps=(choice.panel, depth))
     _finish(plan, product, choice)
     return True
 
@@ -250,7 +263,7 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
             plan.steps.append(Persist(together, choice.teams))
     else:
         assert isinstance(tile, WarpTile)
-        _copies(plan, factors, orders, tile, panel, beside)
+        _copies(plan, factors, orders, tile, (panel, depth), beside)
     if isinstance(choice, GroupChoice) and choice.boxes:
         plan.steps.append(Pipeline("k_o", choice.slots, ENGINE))
     elif choice.slots > 1:
@@ -353,10 +366,16 @@ def _element_nbytes(factor: Factor) -> int:
 
 
 def _copies(
-    plan: GpuPlan, factors: GemmFactors, orders: Orders, tile: WarpTile, panel: int, beside: int
-) -> None:
-    """How both factors lie in shared memory for products of single warps."""
-    steps = ("k_u", panel // DEPTH), ("k_i", DEPTH)
+    plan: GpuPlan, factors: GemmFactors, orders: Orders, tile: WarpTile, sizes: tuple[int, int],
+    beside: int,
+) -> None:  # fmt: skip
+    """How both factors lie in shared memory for products of single warps.
+
+    sizes: the steps of a panel, and of an instruction.
+    """
+    panel, depth = sizes
+    full = depth * wgmma.ROW_NBYTES // STEPS_NBYTES
+    steps = ("k_u", panel // depth), ("k_i", depth)
     for factor, copy, side, warps, tiles, turns in (
         (factors.left, orders.left, "m", tile.warps_m, tile.tiles_m, 1),
         (factors.right, orders.right, "n", tile.warps_n, tile.tiles_n, beside),
@@ -366,9 +385,9 @@ def _copies(
         own += [(f"{side}_v", turns)] if turns > 1 else []
         if copy.turned:
             row = (*own[1:], each)
-            plan.steps.append(_across(factor.place, "k_i", row, (own[0], steps[0])))
-        elif panel < PANEL:
-            plan.steps.append(_across(factor.place, each[0], steps, own[::-1]))
+            plan.steps.append(_across(factor.place, "k_i", row, (own[0], steps[0]), full))
+        elif panel < full:
+            plan.steps.append(_across(factor.place, each[0], steps, own[::-1], full))
         else:
             axes = tuple([name for name, _ in (*own, each, *steps)])
             plan.steps.append(StageFactor(factor.place, axes, swizzle=3))
@@ -399,8 +418,7 @@ def _products(plan: GpuPlan, factors: GemmFactors) -> list[Product]:
 
 
 def _is_of_words(
-    factor: Factor, copy: FactorCopy, own: Sequence[Node], depth: Sequence[Node],
-    steps: int = DEPTH,
+    factor: Factor, copy: FactorCopy, own: Sequence[Node], depth: Sequence[Node], steps: int
 ) -> bool:
     """Whether copies of a factor go by themselves: of words, and none lies across an edge."""
     axes, part = (own, M) if copy.turned else (depth, steps)
@@ -408,24 +426,26 @@ def _is_of_words(
     return factor.is_plain and copy.lanes > 1 and prod(known) % part == 0
 
 
-def _across(place: int, across: str, row: Sizes, others: Sizes) -> StageFactor:
+def _across(place: int, across: str, row: Sizes, others: Sizes, full: int) -> StageFactor:
     """A copy whose matrices have eight steps of an axis `across`, in rows that reach all banks.
 
-    As many of `others`, innermost first, fill `row` up, and all else is outside, in their order.
-    Rows of whole lines of all banks are swizzled, so that a copy's words stay in whole lines.
-    Elsewhere, and where steps lie side by side, a pad is between them; rows of one chunk need none.
+    full: elements of a row that reaches all banks. As many of `others`, innermost first, fill `row`
+    up, and all else is outside, in their order. Rows of whole lines of all banks are swizzled, so
+    that a copy's words stay in whole lines. Elsewhere, and where steps lie side by side, a pad is
+    between them; rows of one chunk need none.
     """
     count, columns = 0, prod([size for _, size in row])
-    while count < len(others) and columns < PANEL:
+    while count < len(others) and columns < full:
         columns *= others[count][1]
         count += 1
     filling, outside = others[:count], others[count:]
     parts = (*outside, (across, 0), *reversed(filling), *row)
     axes = tuple([name for name, _ in parts])
     steps_beside = any(name.startswith("k") for name, _ in (*filling, *row))
-    if not steps_beside and columns % PANEL == 0:
+    if not steps_beside and columns % full == 0:
         return StageFactor(place, axes, swizzle=3)
-    return StageFactor(place, axes, CHUNK if columns > CHUNK else 0)
+    chunk = full * CHUNK_NBYTES // wgmma.ROW_NBYTES
+    return StageFactor(place, axes, chunk if columns > chunk else 0)
 
 
 def _beside(plan: GpuPlan, orders: Orders, tile: MatrixTile) -> int:

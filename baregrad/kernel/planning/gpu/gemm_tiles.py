@@ -142,21 +142,24 @@ MOST_HELD = 64
 
 def ranked_tiles(
     target: GpuTarget, sizes: Sequence[Product], panel: int, gap: int, words: tuple[bool, bool],
-    narrow: bool = False,
-) -> list[TileChoice]:
+    narrow: bool = False, itemsize: int = NBYTES,
+) -> list[TileChoice]:  # fmt: skip
     """Tiles and panels that a multiprocessor holds, that of the least time first.
 
     sizes: that the product may have, the largest first: no tile is best for all (see `expected`).
     gap: elements between the rows of a panel. words: whether copies of both factors go by
     themselves; what others bring waits in registers. narrow: some copies are of less than the
-    widest access, and there are as many more.
+    widest access, and there are as many more. itemsize: bytes of an element of a factor, of which
+    the units multiply the more the fewer they are.
     """
     most = MOST_SLOTS if any(words) else 2
     found = [
         TileChoice(tile, slots, cycles)
         for tile in TILES
         for slots in range(1, min(most, -(-sizes[0].k // panel)) + 1)
-        if (cycles := _all_cycles(target, sizes, tile, slots, panel, gap, words)) is not None
+        if (
+            cycles := _all_cycles(target, sizes, tile, slots, panel, gap, words, itemsize)
+        ) is not None
     ]
     # Where more slots take no longer they hide more. And where a block has a multiprocessor for
     # itself, they leave no room for a second one, while another multiprocessor has none. But many
@@ -172,9 +175,9 @@ def held(tile: MatrixTile, panel: int, words: tuple[bool, bool]) -> int:
     return waiting * panel // (WARP * tile.warps)
 
 
-def panel_nbytes(tile: WarpTile, panel: int, gap: int) -> int:
+def panel_nbytes(tile: WarpTile, panel: int, gap: int, itemsize: int = NBYTES) -> int:
     """Bytes of a panel of both factors, whichever way they lie."""
-    return NBYTES * (max(tile.m * (panel + gap), panel * (tile.m + gap))
+    return itemsize * (max(tile.m * (panel + gap), panel * (tile.m + gap))
                      + max(tile.n * (panel + gap), panel * (tile.n + gap)))  # fmt: skip
 
 
@@ -195,19 +198,19 @@ def expected(sizes: Sequence[Product], times: Iterable[float | None]) -> float |
 
 def _all_cycles(
     target: GpuTarget, sizes: Sequence[Product], tile: WarpTile, slots: int, panel: int, gap: int,
-    words: tuple[bool, bool],
-) -> float | None:
+    words: tuple[bool, bool], itemsize: int,
+) -> float | None:  # fmt: skip
     """What products of these sizes take; None where no multiprocessor holds the tile."""
-    times = [_cycles(target, size, tile, slots, panel, gap, words) for size in sizes]
+    times = [_cycles(target, size, tile, slots, panel, gap, words, itemsize) for size in sizes]
     return expected(sizes, times)
 
 
 def _cycles(
     target: GpuTarget, size: Product, tile: WarpTile, slots: int, panel: int, gap: int,
-    words: tuple[bool, bool],
-) -> float | None:
+    words: tuple[bool, bool], itemsize: int,
+) -> float | None:  # fmt: skip
     """What a product takes with a tile; None where a multiprocessor does not hold the tile."""
-    nbytes = slots * panel_nbytes(tile, panel, gap)
+    nbytes = slots * panel_nbytes(tile, panel, gap, itemsize)
     registers = tile.registers
     if slots > 1:
         waiting = held(tile, panel, words)
@@ -222,11 +225,12 @@ def _cycles(
     panels = -(-size.k // panel)
     steps = panels * panel
     # What lies past an edge is not read.
-    moved = NBYTES * (min(tile.m, size.m) + min(tile.n, size.n)) * steps
+    moved = itemsize * (min(tile.m, size.m) + min(tile.n, size.n)) * steps
     in_progress = here * tile.warps * tile.tiles_m * tile.tiles_n
-    rate = target.warp_macs_per_cycle * min(1.0, in_progress / BUSY_TILES)
+    most = target.warp_macs_per_cycle * NBYTES / itemsize
+    rate = most * min(1.0, in_progress / BUSY_TILES)
     multiplied = tile.m * tile.n * steps / rate
-    read = NBYTES * tile.warps * (M * tile.tiles_m + N * tile.tiles_n) * steps
+    read = itemsize * tile.warps * (M * tile.tiles_m + N * tile.tiles_n) * steps
     under_way = here * max(slots - 1, 0.5) * moved / panels
     brought = moved / min(target.cache_bytes_per_cycle, under_way / LATENCY)
     work = (multiplied, (read + moved) / target.shared_bytes_per_cycle, brought)
