@@ -14,7 +14,6 @@ them. What they read is copied by threads, which need not wait for what is round
 from __future__ import annotations
 
 import math
-from functools import partial
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.graph.traced import Traced, rewrite
@@ -272,6 +271,11 @@ def _visit(node: Node) -> Node | None:
     return _fit(node) if found is None else found
 
 
+def _visit_for_warps(node: Node) -> Node | None:
+    found = _scaled(node)
+    return _fit(node, by_warps=True) if found is None else found
+
+
 def _keeps_last(node: Node) -> bool:
     """Whether the last axis of a RESHAPE is that of what it is of, or an inner part of it."""
     if not node.shape or not node.src[0].shape:
@@ -301,7 +305,7 @@ def _walk(order: list[Node], changed: dict[Node, Node]) -> Node:
 
 
 def _walk_for_warps(order: list[Node], changed: dict[Node, Node]) -> Node:
-    return rewrite(order, partial(_fit, by_warps=True), Ops.REDUCE.bit, changed)
+    return rewrite(order, _visit_for_warps, Ops.REDUCE.bit, changed)
 
 
 GROUP_FACTORS = Traced(

@@ -373,3 +373,39 @@ def test_which_machines_have_such_warps() -> None:
     assert has_warp_factors(gpu_row(WARPS)) and not has_group_factors(gpu_row(WARPS))
     assert not has_warp_factors(gpu_row("sm_75"))
     assert not has_warp_factors(cpu_row_named("x86-64-avx2"))
+
+
+@pytest.mark.parametrize("rows", [1, 128])
+@pytest.mark.parametrize("kinds", [(E4M3, E4M3, "fp8", "fp8"), (E4M3, E5M2, "fp8", "fp8_e5m2")])
+def test_scaled_sums_of_warps_are_one_sum(
+    rows: int, kinds: tuple[type, type, str, str], texts: list[str]
+) -> None:
+    """Of 16-bit floats that 8-bit ones are stored as; nothing of a panel's sums is stored."""
+    random = np.random.default_rng(6)
+    x, w = (random.integers(-8, 9, (128, 512)).astype(kind) for kind in kinds[:2])
+    s = 2.0 ** random.integers(-3, 3, (128, 4)).astype(np.float32)
+    t = 2.0 ** random.integers(-3, 3, (128 // rows, 4)).astype(np.float32)
+    with ptx_session(architecture=WARPS):
+        left = BlockScaled(FORMATS[kinds[2]], Tensor(x), Tensor(s))
+        right = BlockScaled(FORMATS[kinds[3]], Tensor(w), Tensor(t), rows)
+        found = scaled_matmul(left, right).numpy()
+    a = x.astype(np.float64) * np.repeat(s, 128, -1)
+    b = w.astype(np.float64) * np.repeat(np.repeat(t, rows, 0), 128, 1)
+    np.testing.assert_array_equal(found, a @ b.T)
+    assert "mma.sync.aligned.m16n8k16" in texts[-1]
+    assert not any("mma.sync" in text for text in texts[:-1])
+
+
+@pytest.mark.parametrize("architecture", [WARPS, "sm_90a"])
+@pytest.mark.parametrize("length", [64, 128, 40])
+def test_a_users_own_scaled_sums_of_halves(architecture: str, length: int) -> None:
+    """Of panels as long as the unit's or longer ones it makes one sum; of others nobody does."""
+    random = np.random.default_rng(7)
+    x = random.integers(-8, 9, (64, 3, length)).astype(np.float16)
+    w = random.integers(-8, 9, (72, 3, length)).astype(np.float16)
+    s = 2.0 ** random.integers(-3, 3, (72, 3)).astype(np.float32)
+    with ptx_session(architecture=architecture):
+        product = Tensor(x).cast("float32").unsqueeze(1) * Tensor(w).cast("float32")
+        found = (product * Tensor(s).unsqueeze(-1)).sum((-2, -1)).numpy()
+    wanted = np.einsum("ial,jal,ja->ij", *(each.astype(np.float64) for each in (x, w, s)))
+    np.testing.assert_array_equal(found, wanted)

@@ -63,7 +63,7 @@ from baregrad.kernel.instructions.dot_instructions import (
     word_product,
     word_slots,
 )
-from baregrad.kernel.instructions.instruction import is_element, kept_factors
+from baregrad.kernel.instructions.instruction import is_element, kept_factors, scaled_bits
 from baregrad.kernel.language.schedule import (
     Pipeline,
     Schedule,
@@ -132,7 +132,8 @@ class Rewriter:
         # Held, since what is known is found by the identity of the ranges that it is over.
         self.copied_ranges: list[Mapping[str, Node]] = []
         self.staged_params = frozenset(step.param for step in table.staged_inputs)
-        factors = kept_factors(table.facts) if table.staged_factors else None
+        bits = scaled_bits(table.gpu)
+        factors = kept_factors(table.facts, bits) if table.staged_factors else None
         self.factors = {factors[s.place]: s for s in table.staged_factors} if factors else {}
         # Arguments that are read as words of bytes alone, at the loop level.
         self.words = word_slots(table) if chunked and table.tensorized else frozenset()

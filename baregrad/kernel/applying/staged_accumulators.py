@@ -7,7 +7,7 @@ from baregrad.ir.core.node import Node, make_node, rebuild
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.facts.axis_table import AxisTable
-from baregrad.kernel.instructions.instruction import scaled_product
+from baregrad.kernel.instructions.instruction import scaled_bits, scaled_product
 from baregrad.kernel.instructions.mma_sync import TILE
 
 
@@ -32,7 +32,7 @@ def in_panels(kernel: Node, table: AxisTable) -> Node:
     def visit(node: Node) -> Node | None:
         if node.op is not Ops.REDUCE or node.arg.monoid.primitive is not Ops.ADD:
             return None
-        product, scale = scaled_product(node)
+        product, scale = scaled_product(node, scaled_bits(table.gpu))
         if scale is None:
             return None
         own = [child for child in node.src if child.op is Ops.RANGE]

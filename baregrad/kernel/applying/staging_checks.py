@@ -10,7 +10,7 @@ from baregrad.base.errors import ScheduleError
 from baregrad.ir.core.node import Node
 from baregrad.kernel.facts.analysis import itemsize, out_axes
 from baregrad.kernel.facts.axis_table import AxisTable
-from baregrad.kernel.instructions.instruction import kept_factors
+from baregrad.kernel.instructions.instruction import kept_factors, scaled_bits
 from baregrad.kernel.language.schedule import (
     Prefetch,
     StageFactor,
@@ -55,7 +55,7 @@ def check_factor(table: AxisTable, step: StageFactor) -> None:
     """A factor of elements, of a sum of products on a GPU, that is not kept yet."""
     if table.gpu is None:
         raise illegal(step, "only a GPU's block has shared memory", wanted="stage_input")
-    if kept_factors(table.facts) is None:
+    if kept_factors(table.facts, scaled_bits(table.gpu)) is None:
         raise illegal(step, "wanted one sum, of products of elements or of what is made of them")
     if any(other.place == step.place for other in table.staged_factors):
         raise illegal(step, "the factor is kept already")

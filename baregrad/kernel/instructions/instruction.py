@@ -15,9 +15,11 @@ from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import Facts, is_read
 from baregrad.kernel.facts.axis_table import Axis, AxisTable
 from baregrad.kernel.language.schedule import Tensorize, illegal
+from baregrad.target.gpu import GpuTarget
 
-# Bits of the floats of which sums of panels are added up apart, and so may be scaled.
-OCTET = 8
+# Bits of the floats of which sums of panels are added up apart, and so may be scaled; and of those
+# that single warps multiply in their place.
+OCTET, HALF = 8, 16
 
 
 class Instruction(NamedTuple):
@@ -88,52 +90,63 @@ def summed_factors(facts: Facts, products: Iterable[Factors]) -> tuple[Node, Nod
     return factors_of(node.src[0], products) if node.arg.monoid.primitive is Ops.ADD else None
 
 
-def kept_factors(facts: Facts) -> tuple[Node, Node] | None:
+def scaled_bits(target: GpuTarget | None) -> int:
+    """Bits, at most, of the floats of which a machine may scale sums of panels."""
+    return OCTET if target is None or target.warpgroup_warps else HALF
+
+
+def kept_factors(facts: Facts, bits: int = OCTET) -> tuple[Node, Node] | None:
     """The two factors that a kernel's only reduction sums, ahead of casts that widen them.
 
-    None where it sums no products, or where a factor is not computed of elements alone.
+    bits: as of `scaled_product`. None where it sums no products, or where a factor is not computed
+    of elements alone.
     """
     if len(facts.reductions) != 1:
         return None
     node = facts.reductions[0].node
     if node.arg.monoid.primitive is not Ops.ADD or node.src[0].op is not Ops.MUL:
         return None
-    left, right = map(_ahead_of_widening, scaled_product(node)[0].src)
+    left, right = map(_ahead_of_widening, scaled_product(node, bits)[0].src)
     return (left, right) if _is_elementwise(left) and _is_elementwise(right) else None
 
 
-def product_of(facts: Facts, products: Container[Factors]) -> Factors | None:
+def product_of(
+    facts: Facts, products: Container[Factors], bits: int = OCTET
+) -> Factors | None:
     """What a kernel's only sum multiplies and adds up, if a unit makes such products; else None.
 
-    The factors are elements of inputs, or values that the kernel rounds to their dtypes.
+    The factors are elements of inputs, or values that the kernel rounds to their dtypes. bits: as
+    of `scaled_product`.
     """
-    found = kept_factors(facts)
+    found = kept_factors(facts, bits)
     if found is None:
         return None
     what = Factors(found[0].dtype, found[1].dtype, facts.reductions[0].node.dtype)
     return what if what in products else None
 
 
-def scaled_product(total: Node) -> tuple[Node, Node | None]:
+def scaled_product(total: Node, bits: int = OCTET) -> tuple[Node, Node | None]:
     """What a REDUCE of products sums, and a scale of whole rows of it, or None.
 
-    Those are of 8-bit floats, of which sums of a panel's products are multiplied by it.
+    Those are of floats of no more `bits` (`scaled_bits`), of which sums of a panel's products are
+    multiplied by it.
     """
     value, *own = total.src
     while value.op in (Ops.CAST, Ops.GUARD):
         value = value.src[-1]
     if value.op is Ops.MUL and value.dtype is dtypes.float32 and len(own) > 1:
         for product, scale in (value.src, value.src[::-1]):
-            if product.op is Ops.MUL and all(map(_is_octet, product.src)) and not (
+            narrow = product.op is Ops.MUL and all(_is_narrow(each, bits) for each in product.src)
+            if narrow and not (
                 scale.has(Ops.REDUCE, Ops.SCAN, Ops.STAGE)
             ) and any(axis not in scale.ranges for axis in own):
                 return product, scale
     return value, None
 
 
-def _is_octet(factor: Node) -> bool:
+def _is_narrow(factor: Node, bits: int) -> bool:
     found = _ahead_of_widening(factor).dtype
-    return found.is_float and found.bits == OCTET
+    return found.is_float and OCTET <= found.bits <= bits
 
 
 def _ahead_of_widening(value: Node) -> Node:

@@ -21,7 +21,7 @@ from baregrad.ir.core.node import Node, const, make_node, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.ir.protocol.attributes import Mma
 from baregrad.kernel.facts.axis_table import Axis, AxisTable
-from baregrad.kernel.instructions.instruction import Instruction, product_of
+from baregrad.kernel.instructions.instruction import Instruction, product_of, scaled_bits
 from baregrad.kernel.language.schedule import Tensorize, illegal
 
 INSTRUCTION = "mma"
@@ -55,7 +55,7 @@ def _check_mma(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:
             step, "the lanes of a warp are taken",
             wanted="warps along thread_y and thread_z, and one such step",
         )
-    what, depth = product_of(table.facts, PRODUCTS), axes[2].extent
+    what, depth = product_of(table.facts, PRODUCTS, scaled_bits(table.gpu)), axes[2].extent
     dtype = None if what is None else what.left
     if table.gpu is None or dtype is None or (dtype.name, depth) not in table.gpu.warp_products:
         raise illegal(

@@ -17,7 +17,7 @@ from baregrad.kernel.facts.analysis import (
     reads_in,
 )
 from baregrad.kernel.gpu.boxes import is_rounded
-from baregrad.kernel.instructions.instruction import scaled_product
+from baregrad.kernel.instructions.instruction import scaled_bits, scaled_product
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
 _FOLDED = (Ops.REDUCE, Ops.SCAN, Ops.STAGE)
@@ -119,7 +119,8 @@ def gemm_factors(plan: GpuPlan) -> GemmFactors | None:
     if len(facts.reductions) != 1:
         return None
     reduction = facts.reductions[0]
-    factors = _factors(reduction)
+    bits = scaled_bits(plan.target)
+    factors = _factors(reduction, bits)
     if factors is None:
         return None
     every = frozenset(facts.data)
@@ -138,17 +139,17 @@ def gemm_factors(plan: GpuPlan) -> GemmFactors | None:
     if plan.by_stride([*rows, *columns], plan.write)[-1] in rows:
         left, right, rows, columns = right, left, columns, rows
     return GemmFactors(
-        left, right, rows, columns, shared, depth, scaled_product(reduction.node)[1]
+        left, right, rows, columns, shared, depth, scaled_product(reduction.node, bits)[1]
     )
 
 
-def _factors(reduction: Reduction) -> tuple[Factor, Factor] | None:
+def _factors(reduction: Reduction, bits: int) -> tuple[Factor, Factor] | None:
     """The two factors whose product is summed, if each may be copied."""
     value = reduction.node.src[0]
     sums = reduction.node.arg.monoid.primitive is Ops.ADD
     if not sums or value.dtype.kind not in ("float", "int", "uint"):
         return None
-    value, _ = scaled_product(reduction.node)
+    value, _ = scaled_product(reduction.node, bits)
     if value.op is not Ops.MUL:
         return None
     found = []

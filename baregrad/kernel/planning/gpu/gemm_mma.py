@@ -25,7 +25,7 @@ from baregrad.kernel.gpu.boxes import ENGINE, is_of_boxes
 from baregrad.kernel.gpu.shared_copies import VECTOR_BYTES
 from baregrad.kernel.gpu.teams import MOST_TEAMS
 from baregrad.kernel.instructions import wgmma
-from baregrad.kernel.instructions.instruction import product_of
+from baregrad.kernel.instructions.instruction import product_of, scaled_bits
 from baregrad.kernel.instructions.mma_sync import (
     HALVES_PRODUCTS,
     INSTRUCTION,
@@ -110,7 +110,7 @@ Sizes = Sequence[tuple[str, int]]
 
 def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     """Give a contraction to matrix units; False where it is none of theirs."""
-    what = product_of(plan.facts, wgmma.PRODUCTS)
+    what = product_of(plan.facts, wgmma.PRODUCTS, scaled_bits(plan.target))
     if not plan.target.async_copies or what is None:
         return False
     dtype, turns = what.left, what in HALVES_PRODUCTS
@@ -139,12 +139,15 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     ranked: list[_AnyChoice] = []
     engine: Orders | None = None
     near = orders.depth[-1]
+    if factors.scale is not None and not _has_panels(plan, factors, orders, panel):
+        return False
     operations = operations_of(factors.left, near), operations_of(factors.right, near)
-    if turns and any(operations) and any(words):
+    if turns and any(operations) and any(words) and factors.scale is None:
         ranked += ranked_unpacked(plan.target, products, operations, chunk, words)
     if not ranked:
         ranked += ranked_tiles(
-            plan.target, products, panel, chunk, words, narrow, dtype.itemsize
+            plan.target, products, panel, chunk, words, narrow, dtype.itemsize,
+            factors.scale is not None,
         )
         # Of fewer rows or columns the unit would multiply zeros.
         is_wide = min(m, n) >= wgmma.M and panel == full
@@ -186,16 +189,28 @@ def _plan_along(plan: GpuPlan, factors: GemmFactors, dtype: DType) -> bool:
     products = _products(plan, factors)
     engine = _of_engine(plan, factors, orders)
     ranked = _groups(plan, factors, orders, engine, products, words, dtype)
-    if factors.scale is not None:
-        if extent_of(orders.depth[-1]) != panel or orders.depth[-1] in factors.scale.ranges:
-            plan.because("scales are not those of whole panels: no products by groups")
-            return False
+    if factors.scale is not None and not _has_panels(plan, factors, orders, panel):
+        return False
     product = _Tiled(factors, orders, (panel, depth), words, products[0], engine, dtype)
     choice = _picked(plan, product, ranked)
     if choice is None:
         plan.because("no tile of {} has room: no products by groups", dtype)
         return False
     _finish(plan, product, choice)
+    return True
+
+
+def _has_panels(plan: GpuPlan, factors: GemmFactors, orders: Orders, panel: int) -> bool:
+    """Whether scales are those of whole panels: by groups of one, as threads add up each anyway."""
+    assert factors.scale is not None
+    near = orders.depth[-1]
+    length = extent_of(near)
+    is_whole = isinstance(length, int) and length % panel == 0
+    if plan.target.warpgroup_warps:
+        is_whole = length == panel
+    if not is_whole or near in factors.scale.ranges:
+        plan.because("scales are not those of whole panels: no products by matrix units")
+        return False
     return True
 
 

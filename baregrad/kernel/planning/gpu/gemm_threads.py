@@ -14,7 +14,7 @@ from baregrad.base.bits import previous_power_of_two
 from baregrad.ir.core import index
 from baregrad.ir.core.node import extent_of
 from baregrad.kernel.facts.analysis import itemsize
-from baregrad.kernel.instructions.instruction import kept_factors
+from baregrad.kernel.instructions.instruction import kept_factors, scaled_bits
 from baregrad.kernel.language.schedule import (
     Bind,
     Pipeline,
@@ -108,7 +108,7 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     m, n, k, _ = factors.sizes()
     if k < LEAST_DEPTH or max(m, n) < LEAST_SIDE:
         return False
-    kept = kept_factors(plan.facts) is not None
+    kept = kept_factors(plan.facts, scaled_bits(plan.target)) is not None
     plain = all(each.is_plain and len(each.reads) == 1 for each in (factors.left, factors.right))
     if not kept and not (plain and factors.left.slot != factors.right.slot):
         return False

@@ -142,7 +142,7 @@ MOST_HELD = 64
 
 def ranked_tiles(
     target: GpuTarget, sizes: Sequence[Product], panel: int, gap: int, words: tuple[bool, bool],
-    narrow: bool = False, itemsize: int = NBYTES,
+    narrow: bool = False, itemsize: int = NBYTES, parted: bool = False,
 ) -> list[TileChoice]:  # fmt: skip
     """Tiles and panels that a multiprocessor holds, that of the least time first.
 
@@ -150,7 +150,8 @@ def ranked_tiles(
     gap: elements between the rows of a panel. words: whether copies of both factors go by
     themselves; what others bring waits in registers. narrow: some copies are of less than the
     widest access, and there are as many more. itemsize: bytes of an element of a factor, of which
-    the units multiply the more the fewer they are.
+    the units multiply the more the fewer they are. parted: a panel's sums are registers of their
+    own.
     """
     most = MOST_SLOTS if any(words) else 2
     found = [
@@ -158,7 +159,7 @@ def ranked_tiles(
         for tile in TILES
         for slots in range(1, min(most, -(-sizes[0].k // panel)) + 1)
         if (
-            cycles := _all_cycles(target, sizes, tile, slots, panel, gap, words, itemsize)
+            cycles := _all_cycles(target, sizes, tile, slots, panel, gap, words, itemsize, parted)
         ) is not None
     ]
     # Where more slots take no longer they hide more. And where a block has a multiprocessor for
@@ -198,20 +199,22 @@ def expected(sizes: Sequence[Product], times: Iterable[float | None]) -> float |
 
 def _all_cycles(
     target: GpuTarget, sizes: Sequence[Product], tile: WarpTile, slots: int, panel: int, gap: int,
-    words: tuple[bool, bool], itemsize: int,
+    words: tuple[bool, bool], itemsize: int, parted: bool,
 ) -> float | None:  # fmt: skip
     """What products of these sizes take; None where no multiprocessor holds the tile."""
-    times = [_cycles(target, size, tile, slots, panel, gap, words, itemsize) for size in sizes]
+    times = [
+        _cycles(target, size, tile, slots, panel, gap, words, itemsize, parted) for size in sizes
+    ]
     return expected(sizes, times)
 
 
 def _cycles(
     target: GpuTarget, size: Product, tile: WarpTile, slots: int, panel: int, gap: int,
-    words: tuple[bool, bool], itemsize: int,
+    words: tuple[bool, bool], itemsize: int, parted: bool,
 ) -> float | None:  # fmt: skip
     """What a product takes with a tile; None where a multiprocessor does not hold the tile."""
     nbytes = slots * panel_nbytes(tile, panel, gap, itemsize)
-    registers = tile.registers
+    registers = tile.registers + tile.results * parted
     if slots > 1:
         waiting = held(tile, panel, words)
         if waiting > MOST_HELD:
