@@ -8,12 +8,14 @@ Sums of 8-bit floats' blocks that are as long as a panel, and scaled before they
 one sum: its panels are added up by threads anyway.
 
 Single warps multiply 8-bit integers and tfloat32 in the same way, where a machine has no groups of
-them. What they read is copied by threads, which need not wait for what is rounded already.
+them, and two 8-bit floats of one kind, where there are units for these. What they read is copied by
+threads, which need not wait for what is rounded already.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.graph.traced import Traced, rewrite
@@ -32,6 +34,7 @@ _TF32 = dtypes.tfloat32
 # ones, and bytes of an instruction's row.
 _UNITS = (*_FLOATS, *_INTS, _TF32)
 _UNITS_OF_WARPS = (*_INTS, _TF32)
+Units = tuple[DType, ...]
 _STEPS_NBYTES = 32
 # Results that share a factor that is worth storing rounded, where threads would round it.
 _MANY_SHARE = 1024
@@ -48,14 +51,25 @@ def has_group_factors(target: AnyTarget) -> bool:
 
 def has_warp_factors(target: AnyTarget) -> bool:
     """Whether single warps of a machine multiply 8-bit integers and tfloat32."""
+    return _have_warps(target, _UNITS_OF_WARPS)
+
+
+def has_octet_factors(target: AnyTarget) -> bool:
+    """Whether they multiply 8-bit floats as well, two of one kind."""
+    return _have_warps(target, _UNITS)
+
+
+def _have_warps(target: AnyTarget, units: Units) -> bool:
     return target.kind == "gpu" and target.async_copies and all(
-        (dtype.name, _STEPS_NBYTES // dtype.itemsize) in target.warp_products
-        for dtype in _UNITS_OF_WARPS
+        (dtype.name, _STEPS_NBYTES // dtype.itemsize) in target.warp_products for dtype in units
     )
 
 
-def _fit(node: Node, by_warps: bool = False) -> Node | None:
-    """A sum of products along its last axis, of factors that lie along it."""
+def _fit(node: Node, of_warps: Units | None = None) -> Node | None:
+    """A sum of products along its last axis, of factors that lie along it.
+
+    of_warps: what single warps multiply, two of one kind; None where groups do, of any.
+    """
     product = node.src[0]
     if node.arg.monoid.primitive is not Ops.ADD or len(node.src) != 1:
         return None
@@ -71,9 +85,11 @@ def _fit(node: Node, by_warps: bool = False) -> Node | None:
     if not (floats or ints or rounded):
         return None
     turned = _summed_last(product, node.arg.axes)
-    if turned is None or not _is_large(turned, kinds[0].itemsize) or (by_warps and floats):
+    if turned is None or not _is_large(turned, kinds[0].itemsize):
         return None
-    shares = _shares(turned) if by_warps else (0, 0)
+    if of_warps is not None and not (kinds[0] is kinds[1] and kinds[0] in of_warps):
+        return None
+    shares = (0, 0) if of_warps is None else _shares(turned)
     sides = tuple([
         _along(side, count >= _MANY_SHARE)
         for side, count in zip(turned.src, reversed(shares), strict=True)
@@ -271,9 +287,9 @@ def _visit(node: Node) -> Node | None:
     return _fit(node) if found is None else found
 
 
-def _visit_for_warps(node: Node) -> Node | None:
+def _visit_for_warps(node: Node, units: Units) -> Node | None:
     found = _scaled(node)
-    return _fit(node, by_warps=True) if found is None else found
+    return _fit(node, units) if found is None else found
 
 
 def _keeps_last(node: Node) -> bool:
@@ -305,7 +321,12 @@ def _walk(order: list[Node], changed: dict[Node, Node]) -> Node:
 
 
 def _walk_for_warps(order: list[Node], changed: dict[Node, Node]) -> Node:
-    return rewrite(order, _visit_for_warps, Ops.REDUCE.bit, changed)
+    visit = partial(_visit_for_warps, units=_UNITS_OF_WARPS)
+    return rewrite(order, visit, Ops.REDUCE.bit, changed)
+
+
+def _walk_for_octets(order: list[Node], changed: dict[Node, Node]) -> Node:
+    return rewrite(order, partial(_visit_for_warps, units=_UNITS), Ops.REDUCE.bit, changed)
 
 
 GROUP_FACTORS = Traced(
@@ -314,5 +335,9 @@ GROUP_FACTORS = Traced(
 )  # fmt: skip
 WARP_FACTORS = Traced(
     "warp_factors", "warps multiply what lies along the sum, tfloat32 and bytes", _walk_for_warps,
+    ("reductions",),
+)  # fmt: skip
+OCTET_WARP_FACTORS = Traced(
+    "warp_factors", "warps multiply what lies along the sum, tfloat32 and bytes", _walk_for_octets,
     ("reductions",),
 )  # fmt: skip

@@ -10,8 +10,10 @@ from baregrad.graph.constants import CONSTANTS
 from baregrad.graph.folds import FOLDS, FOLDS_ON_GPU
 from baregrad.graph.group_factors import (
     GROUP_FACTORS,
+    OCTET_WARP_FACTORS,
     WARP_FACTORS,
     has_group_factors,
+    has_octet_factors,
     has_warp_factors,
 )
 from baregrad.graph.onehot import ONE_HOT
@@ -49,6 +51,7 @@ _STEPS_OF_GPUS = (*_FIRST_OF_GPUS, *_LAST_OF_GPUS)
 _STEPS_WITH_STREAMS = (*_FIRST_OF_GPUS, STREAMS, *_LAST_OF_GPUS)
 _WITH_FACTORS = (*_FIRST_OF_GPUS, GROUP_FACTORS, STREAMS, *_LAST_OF_GPUS)
 _WITH_WARP_FACTORS = (*_FIRST_OF_GPUS, WARP_FACTORS, STREAMS, *_LAST_OF_GPUS)
+_WITH_OCTETS = (*_FIRST_OF_GPUS, OCTET_WARP_FACTORS, STREAMS, *_LAST_OF_GPUS)
 _WITH_WALKS = (
     *_FIRST_OF_GPUS, GROUP_FACTORS, STREAMS,
     Joined((SUMS, ONE_HOT, WALKED_WINDOWS, PARTIALS_ON_GPU)), *_AFTER_SUMS,
@@ -65,6 +68,8 @@ def _steps_for(target: AnyTarget | None) -> tuple[Traced | Joined, ...]:
     if steps is not _STEPS_WITH_STREAMS:
         return steps
     if not has_group_factors(target):
+        if has_octet_factors(target):
+            return _WITH_OCTETS
         return _WITH_WARP_FACTORS if has_warp_factors(target) else steps
     return _WITH_WALKS if has_walks(target) else _WITH_FACTORS
 

@@ -205,6 +205,7 @@ class NvidiaTarget(GpuTarget):
                                   and not row.name.endswith("a")]) or "no other",
             )  # fmt: skip
         taken = {name: getattr(other, name) for name in _INSTRUCTIONS}
+        taken["ptx_isa"] = max(self.ptx_isa, other.ptx_isa)
         return replace(
             self, name=f"{self.name}{_OF}{other.name}", instructions=other.name, **taken
         )
@@ -348,7 +349,9 @@ _ADA = replace(
     _AMPERE_GRAPHICS,
     name="sm_89",
     capability=(8, 9),
-    ptx_isa=(7, 8),
+    # That of its products of 8-bit floats.
+    ptx_isa=(8, 4),
+    warp_products=(*_WARP_PRODUCTS, *[(dtype, 32) for dtype in _EIGHT_BITS]),
     blocks_per_unit=24,
     units=128,
     cycles_per_ns=2.5,

@@ -12,7 +12,11 @@ import pytest
 
 from baregrad.base.options import options
 from baregrad.graph import canonicalise
-from baregrad.graph.group_factors import has_group_factors, has_warp_factors
+from baregrad.graph.group_factors import (
+    has_group_factors,
+    has_octet_factors,
+    has_warp_factors,
+)
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose
@@ -371,6 +375,7 @@ def test_which_machines_have_such_warps() -> None:
     """Where groups of warps do it, they do it."""
     assert has_warp_factors(gpu_row("sm_80")) and not has_group_factors(gpu_row("sm_80"))
     assert has_warp_factors(gpu_row(WARPS)) and not has_group_factors(gpu_row(WARPS))
+    assert has_octet_factors(gpu_row("sm_89")) and not has_octet_factors(gpu_row(WARPS))
     assert not has_warp_factors(gpu_row("sm_75"))
     assert not has_warp_factors(cpu_row_named("x86-64-avx2"))
 
@@ -409,3 +414,32 @@ def test_a_users_own_scaled_sums_of_halves(architecture: str, length: int) -> No
         found = (product * Tensor(s).unsqueeze(-1)).sum((-2, -1)).numpy()
     wanted = np.einsum("ial,jal,ja->ij", *(each.astype(np.float64) for each in (x, w, s)))
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("kinds", [(E4M3, E4M3), (E5M2, E5M2), (E4M3, E5M2)])
+@pytest.mark.parametrize("form", FORMS)
+def test_8_bit_floats_of_warps(form: str, kinds: tuple[type, type], texts: list[str]) -> None:
+    """Two of one kind are multiplied as they are, where there are units for them."""
+    random = np.random.default_rng(5)
+    a, b = (random.integers(-8, 9, (rows, 160)).astype(kind)
+            for rows, kind in zip((72, 64), kinds, strict=True))  # fmt: skip
+    with ptx_session(architecture="sm_89"):
+        x, y = factor(a, form[0] == "T"), factor(b, form[1] == "N").T
+        found = x.matmul(y, out_dtype="float32").numpy()
+    np.testing.assert_array_equal(found, a.astype(np.float64) @ b.astype(np.float64).T)
+    (product,) = [text for text in texts if "mma.sync" in text]
+    assert ("m16n8k32" in product) == (kinds[0] is kinds[1])
+
+
+def test_scaled_8_bit_floats_of_warps(texts: list[str]) -> None:
+    random = np.random.default_rng(6)
+    x, w = (random.integers(-8, 9, (128, 512)).astype(E4M3) for _ in range(2))
+    s, t = (2.0 ** random.integers(-3, 3, (128, 4)).astype(np.float32) for _ in range(2))
+    with ptx_session(architecture="sm_89"):
+        left, right = (BlockScaled(FORMATS["fp8"], Tensor(each), Tensor(scales))
+                       for each, scales in ((x, s), (w, t)))  # fmt: skip
+        found = scaled_matmul(left, right).numpy()
+    a, b = (each.astype(np.float64) * np.repeat(scales, 128, -1)
+            for each, scales in ((x, s), (w, t)))  # fmt: skip
+    np.testing.assert_array_equal(found, a @ b.T)
+    assert len(texts) == 1 and "m16n8k32.row.col.f32.e4m3.e4m3" in texts[0]

@@ -44,12 +44,13 @@ def run_threads(loop: Node, program: Node, arrays: Arrays) -> Arrays:
     return copies
 
 
-def run_text(loop: Node, program: Node, arrays: Arrays) -> Arrays:
+def run_text(loop: Node, program: Node, arrays: Arrays, target: Any = HOPPER) -> Arrays:
     """What the PTX of a program makes of the arrays, races and strays found out."""
     copies = {slot: np.array(array) for slot, array in arrays.items()}
     blocks = grid_size(loop)
     assert isinstance(blocks, int)
-    run_ptx(program, [copies[slot] for slot in range(len(copies))], grid=max(blocks, 1))
+    given = [copies[slot] for slot in range(len(copies))]
+    run_ptx(program, given, target=target, grid=max(blocks, 1))
     return copies
 
 

@@ -7,7 +7,12 @@ from baregrad.ir.core.node import Node, make_node, rebuild
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.facts.axis_table import AxisTable
-from baregrad.kernel.instructions.instruction import scaled_bits, scaled_product
+from baregrad.kernel.instructions.instruction import (
+    OCTET,
+    is_narrow,
+    scaled_bits,
+    scaled_product,
+)
 from baregrad.kernel.instructions.mma_sync import TILE
 
 
@@ -25,16 +30,21 @@ def in_parts(node: Node, at: Node) -> Node:
 
 
 def in_panels(kernel: Node, table: AxisTable) -> Node:
-    """A KERNEL whose sums of scaled products are of panels' sums, if a matrix unit makes these."""
+    """A KERNEL whose sums of scaled products are of panels' sums, if a matrix unit makes these.
+
+    Single warps' sums of 8-bit floats are so, scaled or not; those of groups are told apart later.
+    """
     if table.gpu is None or not table.matrix:
         return kernel
+    by_warps = table.matrix == table.gpu.warp_lanes
 
     def visit(node: Node) -> Node | None:
         if node.op is not Ops.REDUCE or node.arg.monoid.primitive is not Ops.ADD:
             return None
         product, scale = scaled_product(node, scaled_bits(table.gpu))
         if scale is None:
-            return None
+            octets = product.op is Ops.MUL and all(is_narrow(each, OCTET) for each in product.src)
+            return _by_panels(node) if by_warps and octets else None
         own = [child for child in node.src if child.op is Ops.RANGE]
         inner = [axis for axis in own if axis not in scale.ranges]
         outer = [axis for axis in own if axis in scale.ranges]
@@ -43,6 +53,15 @@ def in_panels(kernel: Node, table: AxisTable) -> Node:
         return make_node(Ops.REDUCE, node.dtype, (value, *outer), node.arg)
 
     return rebuild(kernel, visit)
+
+
+def _by_panels(node: Node) -> Node | None:
+    """A REDUCE by a warp's unit, of 8-bit floats, as one along its outermost axis of its parts."""
+    own = sorted([child for child in node.src if child.op is Ops.RANGE], key=lambda a: a.arg.id)
+    if len(own) < 2 or not any(axis.arg.bind == TILE for axis in own):
+        return None
+    part = make_node(Ops.REDUCE, node.dtype, (node.src[0], *own[1:]), node.arg)
+    return make_node(Ops.REDUCE, node.dtype, (part, own[0]), node.arg)
 
 
 def is_of_panels(value: Node) -> bool:

@@ -136,7 +136,7 @@ def scaled_product(total: Node, bits: int = OCTET) -> tuple[Node, Node | None]:
         value = value.src[-1]
     if value.op is Ops.MUL and value.dtype is dtypes.float32 and len(own) > 1:
         for product, scale in (value.src, value.src[::-1]):
-            narrow = product.op is Ops.MUL and all(_is_narrow(each, bits) for each in product.src)
+            narrow = product.op is Ops.MUL and all(is_narrow(each, bits) for each in product.src)
             if narrow and not (
                 scale.has(Ops.REDUCE, Ops.SCAN, Ops.STAGE)
             ) and any(axis not in scale.ranges for axis in own):
@@ -144,7 +144,8 @@ def scaled_product(total: Node, bits: int = OCTET) -> tuple[Node, Node | None]:
     return value, None
 
 
-def _is_narrow(factor: Node, bits: int) -> bool:
+def is_narrow(factor: Node, bits: int) -> bool:
+    """Whether a factor is widened of floats of 8 `bits`, or of so many at most."""
     found = _ahead_of_widening(factor).dtype
     return found.is_float and OCTET <= found.bits <= bits
 

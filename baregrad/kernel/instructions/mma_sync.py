@@ -3,6 +3,7 @@
 The factors lie in shared memory, the results in the registers of a warp's 32 lanes: lane l has rows
 l / 4 and l / 4 + 8 of columns 2 (l % 4) and the next. Whatever the factors are, a lane has the same
 bytes of rows of steps. Only 16-bit floats may be turned on their way: the others lie along the sum.
+Panels' sums of 8-bit floats are added up by threads, as those of groups of warps are (`wgmma`).
 Source: PTX ISA, "mma.sync" and "ldmatrix".
 """
 
@@ -27,12 +28,14 @@ from baregrad.kernel.language.schedule import Tensorize, illegal
 INSTRUCTION = "mma"
 TILE = "tile"
 M, N = 16, 8
+FLOATS8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
 HALVES_PRODUCTS = tuple([
     Factors(dtype, dtype, dtypes.float32) for dtype in (dtypes.float16, dtypes.bfloat16)
 ])  # fmt: skip
 ALONG_PRODUCTS = (
     *[Factors(dtype, dtype, dtypes.int32) for dtype in (dtypes.int8, dtypes.uint8)],
     Factors(dtypes.tfloat32, dtypes.tfloat32, dtypes.float32),
+    *[Factors(dtype, dtype, dtypes.float32) for dtype in FLOATS8],
 )
 PRODUCTS = (*HALVES_PRODUCTS, *ALONG_PRODUCTS)
 _ALONG = tuple([product.left for product in ALONG_PRODUCTS])
@@ -75,7 +78,7 @@ MMA_SYNC = Instruction(
     "bytes",
     "a GPU of compute capability 8.0 (7.5 for 8 steps of float16), and one sum of products of two "
     "float16 or bfloat16, or of 8 of tfloat32, each cast to float32, or of int8 or uint8, cast to "
-    "int32",
+    "int32; of 8.9 and 12.0 also of 32 of 8-bit floats",
     _check_mma,
 )
 

@@ -16,6 +16,7 @@ a panel's steps are sums of their own, which threads add up in float32.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 from types import MappingProxyType
 
 from baregrad.base.errors import ScheduleError
@@ -29,7 +30,7 @@ from baregrad.kernel.facts.axis_table import Axis, AxisTable
 from baregrad.kernel.facts.stream_facts import StreamFacts, array_read
 from baregrad.kernel.instructions import mma_sync
 from baregrad.kernel.instructions.instruction import Instruction, product_of
-from baregrad.kernel.instructions.mma_sync import FIRST_ID, TILE, N
+from baregrad.kernel.instructions.mma_sync import FIRST_ID, FLOATS8, TILE, N
 from baregrad.kernel.language.schedule import Tensorize, illegal
 from baregrad.target.gpu import GpuTarget
 
@@ -46,10 +47,9 @@ MOST_TILES = 32
 _THREADS = range_node(LANES, FIRST_ID, "lane", "thread")
 
 
-_FLOATS8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
 PRODUCTS = (
     *mma_sync.PRODUCTS,
-    *[Factors(left, right, dtypes.float32) for left in _FLOATS8 for right in _FLOATS8],
+    *[Factors(left, right, dtypes.float32) for left, right in permutations(FLOATS8, 2)],
 )
 
 
@@ -65,7 +65,7 @@ def depth_of(dtype: DType) -> int:
 
 def adds_apart(dtype: DType) -> bool:
     """Whether sums of a panel's products are added up by threads, as the unit rounds too much."""
-    return dtype in _FLOATS8
+    return dtype in FLOATS8
 
 
 def suits_stream(facts: StreamFacts) -> bool:

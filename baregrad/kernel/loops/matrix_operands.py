@@ -43,7 +43,7 @@ def fit_factors(kernel: Node, target: AnyTarget) -> Node:
 
 
 def _suits(total: Node, target: GpuTarget) -> bool:
-    """Whether groups of warps make a sum of products of 8-bit floats as they lie."""
+    """Whether groups of warps, or single ones, sum products of 8-bit floats as they lie."""
     product, *axes = total.src
     factors = product.src
     kinds = [_narrow(factor) for factor in factors]
@@ -53,7 +53,10 @@ def _suits(total: Node, target: GpuTarget) -> bool:
     least = min([iterations(each) for each in own])
     depth = iterations(axes)
     return (
-        target.multiplies_in_groups(kinds[0].name, _STEPS)
+        (
+            target.multiplies_in_groups(kinds[0].name, _STEPS)
+            or (kinds[0] is kinds[1] and (kinds[0].name, _STEPS) in target.warp_products)
+        )
         and least >= _LEAST_SIDE and depth >= _LEAST_DEPTH and depth % _STEPS == 0
         and all(_lies_along(factor.src[0], axes) for factor in factors)
     )

@@ -388,9 +388,10 @@ def _load_matrices(f: CText, node: Node) -> None:
     )
 
 
-_SHORT = MappingProxyType(
-    {"float16": "f16", "bfloat16": "bf16", "tfloat32": "tf32", "int8": "s8", "uint8": "u8"}
-)
+_SHORT = MappingProxyType({
+    "float16": "f16", "bfloat16": "bf16", "tfloat32": "tf32", "int8": "s8", "uint8": "u8",
+    "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2",
+})  # fmt: skip
 
 
 def _multiply(f: CText, node: Node) -> None:

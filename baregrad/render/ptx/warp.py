@@ -44,6 +44,8 @@ _ELEMENTS: MappingProxyType[str, tuple[str, int, str]] = MappingProxyType(
         "tfloat32": ("tf32", 4, "f32"),
         "int8": ("s8", 1, "s32"),
         "uint8": ("u8", 1, "s32"),
+        "float8_e4m3fn": ("e4m3", 1, "f32"),
+        "float8_e5m2": ("e5m2", 1, "f32"),
     }
 )
 

@@ -12,17 +12,21 @@ from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node, alu, cast
 from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.alu import to_array
 from baregrad.kernel import choose_schedule, lower, parse_schedule
 from baregrad.render import get
 from baregrad.target import gpu_row
+from baregrad.target.gpu import NvidiaTarget
 from tests.kernel import kernels as k
-from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text
+from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text, run_threads
 from tests.kernel.instructions.test_mma_sync import HEAD, MMA, count
 from tests.kernel.test_gpu_assembles import assembled, needs_ptxas
 
 TF32, I8, U8 = dtypes.tfloat32, dtypes.int8, dtypes.uint8
+E4M3, E5M2 = dtypes.float8_e4m3fn, dtypes.float8_e5m2
 # Its cards multiply by single warps alone, with Hopper's copies or Ampere's.
 WARPS = gpu_row("sm_90a:sm_90"), gpu_row("sm_80")
+OCTETS = gpu_row("sm_89"), gpu_row("sm_120")
 # One panel of two steps of 32 bytes.
 COPIES = "stage_factor(0, 'w', 'u', 'm', 'ki', 'kk'), stage_factor(1, 'v', 'n', 'ki', 'kk')"
 SWIZZLED = COPIES.replace(")", ", swizzle=3)")
@@ -32,7 +36,8 @@ Turned = tuple[bool, bool]
 def product(m: int, n: int, r: int, dtype: DType, turned: Turned = (False, True)) -> Node:
     """c = a b, of int32 or of float32; `turned` says which factors lie transposed."""
     i, j, q = (k.range_node(size, place) for place, size in enumerate((m, n, r)))
-    kept, total = (dtypes.float32, dtypes.float32) if dtype is TF32 else (dtype, dtypes.int32)
+    kept = dtypes.float32 if dtype is TF32 else dtype
+    total = dtypes.float32 if dtype.is_float else dtypes.int32
     a = k.param(1, *((r, m) if turned[0] else (m, r)), dtype=kept)
     b = k.param(2, *((n, r) if turned[1] else (r, n)), dtype=kept)
     sides = k.at(a, *((q, i) if turned[0] else (i, q))), k.at(b, *((j, q) if turned[1] else (q, j)))
@@ -89,7 +94,7 @@ SIZES = ((64, 64, 256), (40, 20, 72), (33, 9, 51), (70, 66, 100), (17, 130, 35))
 @pytest.mark.parametrize("dtype", [I8, U8, TF32], ids=str)
 @pytest.mark.parametrize("shape", SIZES, ids=str)
 def test_products_are_those_of_numpy(
-    shape: tuple[int, int, int], dtype: DType, turned: Turned, target: object
+    shape: tuple[int, int, int], dtype: DType, turned: Turned, target: NvidiaTarget
 ) -> None:
     """As they are planned, in any orientation and of odd sizes; of integers exactly."""
     kernel = product(*shape, dtype, turned)
@@ -115,6 +120,31 @@ def test_products_are_those_of_numpy(
         assert (np.abs(found.reshape(m, n) - wanted) <= bound).all()
     else:
         np.testing.assert_array_equal(found.reshape(m, n), wanted)
+
+
+@pytest.mark.parametrize("target", OCTETS, ids=lambda target: target.name)
+@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
+@pytest.mark.parametrize("shape", [(64, 64, 384), (70, 130, 256), (65, 72, 160)], ids=str)
+def test_products_of_8_bit_floats(
+    shape: tuple[int, int, int], dtype: DType, target: NvidiaTarget
+) -> None:
+    """Within float32's rounding of those in float64; a panel's sums begin anew."""
+    kernel = product(*shape, dtype)
+    schedule = choose_schedule(kernel, target)
+    loop, program = lowered(kernel, schedule, target)
+    arrays = k.arguments(kernel)
+    left, right = (to_array(arrays[slot], dtype).astype(np.float64) for slot in (1, 2))
+    found = run_text(loop, program, arrays, target)[0]
+    np.testing.assert_array_equal(found, run_threads(loop, program, arrays)[0])
+    bound = shape[2] * 2.0**-24 * (np.abs(left) @ np.abs(right).T)
+    assert (np.abs(found - left @ right.T) <= bound).all()
+    written = get("ptx").render(program, target)
+    name = "e4m3" if dtype is E4M3 else "e5m2"
+    assert f"mma.sync.aligned.m16n8k32.row.col.f32.{name}.{name}.f32" in written
+    registers = {node.src[-1] for node in program.src
+                 if node.op is Ops.MACHINE and node.arg.name == "mma.sync"}  # fmt: skip
+    cleared = [node for node in program.src if node.op is Ops.SET and node.src[0] in registers]
+    assert registers and len(cleared) >= len(registers)
 
 
 def test_sums_of_integers_wrap() -> None:
@@ -144,15 +174,16 @@ def test_what_the_unit_does_not_read_is_refused(
 
 @needs_ptxas
 @pytest.mark.parametrize("row", ["sm_80", "sm_86", "sm_89", "sm_90a:sm_90", "sm_100a", "sm_120"])
-@pytest.mark.parametrize("dtype", [I8, TF32], ids=str)
+@pytest.mark.parametrize("dtype", [I8, TF32, E4M3], ids=str)
 def test_it_assembles_for_every_generation(dtype: DType, row: str) -> None:
     """As it is planned for large products, and nothing is spilled."""
     target = gpu_row(row)
     kernel = product(4096, 4096, 4096, dtype)
     schedule = choose_schedule(kernel, target)
     written = get("ptx").render(lowered(kernel, schedule, target)[1], target)
-    names = "k32.row.col.s32.s8.s8.s32" if dtype is I8 else "k8.row.col.f32.tf32.tf32.f32"
-    assert names in written
+    names = {I8: "k32.row.col.s32.s8", TF32: "k8.row.col.f32.tf32", E4M3: "k32.row.col.f32.e4m3"}
+    has_it = (dtype.name, 32 // dtype.itemsize) in target.warp_products
+    assert (names[dtype] in written) == has_it and "mma.sync" in written
     assert assembled(written, target.architecture)[1] == 0
 
 

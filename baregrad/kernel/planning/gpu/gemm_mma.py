@@ -147,7 +147,7 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     if not ranked:
         ranked += ranked_tiles(
             plan.target, products, panel, chunk, words, narrow, dtype.itemsize,
-            factors.scale is not None,
+            factors.scale is not None or wgmma.adds_apart(dtype),
         )
         # Of fewer rows or columns the unit would multiply zeros.
         is_wide = min(m, n) >= wgmma.M and panel == full
