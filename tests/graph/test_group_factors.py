@@ -399,6 +399,8 @@ def test_scaled_sums_of_warps_are_one_sum(
     np.testing.assert_array_equal(found, a @ b.T)
     assert "mma.sync.aligned.m16n8k16" in texts[-1]
     assert not any("mma.sync" in text for text in texts[:-1])
+    # Nor do lanes exchange what they have of each panel.
+    assert "shfl" not in texts[-1]
 
 
 @pytest.mark.parametrize("architecture", [WARPS, "sm_90a"])

@@ -259,7 +259,11 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
     if isinstance(choice, GroupChoice) and choice.boxes:
         assert engine is not None
         orders = engine
-    beside = _beside(plan, orders, choice.tile)
+    tile = choice.tile
+    beside = _beside(plan, orders, tile)
+    if orders.right.is_in_order and factors.scale is not None and isinstance(tile, WarpTile):
+        # Lanes would exchange what they have of each panel.
+        beside = 1
     if isinstance(choice, GroupChoice) and choice.boxes and not orders.right.is_in_order:
         # Columns that take turns are dimensions of a box: the edge must not part them.
         tiles, left = divmod(iterations(orders.columns), N)
@@ -268,7 +272,6 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
     plan.grid([axis for axis in factors.shared if axis not in chosen])
     cluster = _cluster(plan, orders, choice, largest, dtype) if not chosen else (1, 1)
     _tiles(plan, orders, choice.tile, (panel, depth), beside, chosen, cluster)
-    tile = choice.tile
     if isinstance(choice, GroupChoice):
         _copies_of_groups(plan, factors, orders, beside)
         blocks = blocks_of(largest, choice.tile)
