@@ -79,13 +79,19 @@ def rounded(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     return np.asarray(np.rint(exact / digit) * digit)
 
 
+UNITS = {"sm_90a": r"m64n\d+k8\.f32\.(\w+\.\w+)", "sm_90a:sm_90": r"k8\.row\.col\.f32\.(\w+\.\w+)"}
+
+
+@pytest.mark.parametrize("architecture", UNITS)
 @pytest.mark.parametrize("form", ["NT", "TN"])
-def test_float32_is_rounded_to_tfloat32_where_that_is_wanted(form: str, texts: list[str]) -> None:
+def test_float32_is_rounded_to_tfloat32_where_that_is_wanted(
+    form: str, architecture: str, texts: list[str]
+) -> None:
     """Results, and both gradients, are sums of products of rounded factors."""
     random = np.random.default_rng(4)
     a, b, g = (random.standard_normal(shape).astype(np.float32)
                for shape in ((72, 128), (64, 128), (72, 64)))  # fmt: skip
-    with ptx_session(), options.override(matmul_precision="high"):
+    with ptx_session(architecture=architecture), options.override(matmul_precision="high"):
         x, y = (Tensor(each).requires_grad_() for each in (a if form[0] == "N" else a.T, b))
         out = (x if form[0] == "N" else x.T) @ (y.T if form[1] == "T" else y.T.contiguous())
         out.backward(Tensor(g))
@@ -98,7 +104,7 @@ def test_float32_is_rounded_to_tfloat32_where_that_is_wanted(form: str, texts: l
     for one, other in zip(found, wanted, strict=True):
         # Float32's own rounding of the sums, which are not rounded again.
         np.testing.assert_allclose(one, other, atol=2.0**-22 * np.abs(other).max() * 8)
-    products = [re.findall(r"m64n\d+k8\.f32\.(\w+\.\w+)", text) for text in texts]
+    products = [re.findall(UNITS[architecture], text) for text in texts]
     assert [set(names) for names in products if names] == [{"tf32.tf32"}] * 3
 
 
