@@ -279,6 +279,10 @@ class Options:
         "named; empty means schedules.jsonl in CACHE_DIR, for searches alone.",
         aliases=("BEAM_FILE",),
     )
+    schedules = Option(
+        Path, Path(), "A file of schedules that kernels have instead of their first ones, each as "
+        "`explain --kernel` prints it: NAME = Schedule(...); empty means none.",
+    )
     lines = Option(
         bool, False, "Note which line of the user's asks for what, for reports; DEBUG does so too.",
     )

@@ -78,7 +78,12 @@ class CompiledBackend:
 
     def setting(self) -> tuple[Any, ...]:
         """Options that change what `prepare` makes."""
-        return (options.beam, options.beam_file, options.notes_lines)
+        setting = (options.beam, options.beam_file, options.notes_lines)
+        if not options.schedules.name:
+            return setting
+        from baregrad.engine.search.written import written_setting
+
+        return (*setting, *written_setting())
 
     def prepare(self, program: Canonical, donated: Mapping[int, int]) -> Executable:
         """Schedule the program and compile its kernels."""

@@ -151,7 +151,7 @@ class Compiler:
         """
         launched = list(kernels)
         wanted = list(dict.fromkeys(launched))
-        chosen = self._chosen(launched, device) if options.beam or options.beam_file.name else {}
+        chosen = self._chosen(launched, device)
         jobs = [(kernel, chosen.get(kernel)) for kernel in wanted]
         found = {job: loaded for job in jobs if (loaded := self._kernels.get(job))}
         self._find_or_compile([job for job in jobs if job not in found], progress)
@@ -165,12 +165,21 @@ class Compiler:
         return {job[0]: found[job] for job in jobs}
 
     def _chosen(self, kernels: Sequence[Node], device: Device) -> dict[Node, Schedule]:
-        """The schedules of those kernels for which a search has found a better one."""
+        """Schedules that somebody wrote for kernels, or that a search has found to be better."""
+        written: dict[Node, Schedule] = {}
+        if options.schedules.name:
+            from baregrad.engine.search.written import written_for
+
+            every = {kernel: written_for(kernel, self.target) for kernel in kernels}
+            written = {kernel: found for kernel, found in every.items() if found is not None}
+            kernels = [kernel for kernel in kernels if kernel not in written]
+        if not (options.beam or options.beam_file.name) or not kernels:
+            return written
         if self.tuner is None:
             from baregrad.engine.search.tuner import Tuner
 
             self.tuner = Tuner(self, device)
-        return self.tuner.schedules(kernels)
+        return {**self.tuner.schedules(kernels), **written}
 
     def _find_or_compile(self, jobs: Sequence[Job], progress: Callable[[], None]) -> None:
         """Have the programs of kernels: from memory, from disk, or compiled now."""
@@ -317,10 +326,10 @@ class Compiler:
         """The program of a draft with its machine code."""
         program = replace(draft.program, code=code)
         if draft.stages:
-            from baregrad.kernel import choose
+            from baregrad.engine.search.written import chosen
 
             refused = draft.refused
-            choice = choose(draft.kernel, _of_single_warps(self.target) if refused else self.target)
+            choice = chosen(draft.kernel, _of_single_warps(self.target) if refused else self.target)
             if refused:
                 choice = choice._replace(reasons=(*choice.reasons, ("{}", refused)))
             print_compilation(draft.stages, program, self.assembler.disassemble, choice)

@@ -20,6 +20,7 @@ from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend, open_backend
 from baregrad.engine.compiler import Compiler
 from baregrad.engine.script import run_to_end
+from baregrad.engine.search.written import written_for
 from baregrad.engine.session import Session, use_session
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
@@ -122,7 +123,7 @@ def _explain_kernel(
     backend: CompiledBackend, kernel: Node, after: str | None, stream: TextIO
 ) -> None:
     print(f"== {kernel.arg.name}", file=stream)
-    for stage in backend.compiler.stages(kernel):
+    for stage in backend.compiler.stages(kernel, written_for(kernel, backend.compiler.target)):
         if after is None or stage.name == after:
             _show(stage.name, stage.why, stage.result, stream)
 

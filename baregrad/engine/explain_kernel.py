@@ -19,11 +19,12 @@ from baregrad.engine.launch import launch_expr
 from baregrad.engine.rates import Rates, measure_rates
 from baregrad.engine.search.candidate_table import candidate_lines
 from baregrad.engine.search.records import Records, records_path
+from baregrad.engine.search.written import chosen, short_name
 from baregrad.ir.analysis.outline import outline
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.kernel import Choice, Schedule, choose, cost_of, facts_of, lower
+from baregrad.kernel import Choice, Schedule, cost_of, facts_of, lower
 from baregrad.kernel.facts.analysis import itemsize, op_flops
 from baregrad.kernel.gpu.pictures import pipeline_lines
 from baregrad.kernel.search import roofline_ns
@@ -84,17 +85,18 @@ def work_of(found: Found) -> Work:
     return Work(number(cost.bytes_read), number(cost.bytes_written), operations, weighted)
 
 
-def schedule_text(schedule: Schedule) -> str:
-    """Return a schedule as Python, a step a line."""
+def schedule_text(schedule: Schedule, name: str) -> str:
+    """Return a kernel's schedule as Python, a step a line, as the option `schedules` reads it."""
     if not schedule.steps:
-        return "Schedule()"
+        return f"{name} = Schedule()"
     steps = "".join(f"    {step},\n" for step in schedule.steps)
-    return f"Schedule(\n{steps})"
+    return f"{name} = Schedule(\n{steps})"
 
 
-def choice_lines(choice: Choice) -> list[str]:
-    """Return a schedule as Python and the reasons for it."""
-    lines = ["schedule", *(f"  {line}" for line in schedule_text(choice.schedule).splitlines())]
+def choice_lines(choice: Choice, name: str) -> list[str]:
+    """Return a kernel's schedule as Python and the reasons for it."""
+    text = schedule_text(choice.schedule, name)
+    lines = ["schedule", *(f"  {line}" for line in text.splitlines())]
     return [*lines, "why", *(f"  - {reason}" for reason in choice.why())]
 
 
@@ -139,7 +141,7 @@ def describe(found: Found, backend: CompiledBackend, rates: Rates) -> str:
     least = max(memory, maths)
     seconds = time_kernel(found, backend)
     target = backend.compiler.target
-    choice = choose(found.kernel, target)
+    choice = chosen(found.kernel, target)
     loop = lower(found.kernel, target, choice.schedule)
     lines = [
         *_heading(found, work),
@@ -171,14 +173,15 @@ def list_planned(kernels: list[Found], target: GpuTarget) -> str:
 def describe_planned(found: Found, target: GpuTarget) -> str:
     """Return what there is to tell about a kernel for a GPU's row, without running it."""
     work = work_of(found)
-    choice = choose(found.kernel, target)
+    choice = chosen(found.kernel, target)
     loop = lower(found.kernel, target, choice.schedule)
     return "\n".join([*_heading(found, work), *_plan_lines(found, target, 0, choice, loop)])
 
 
 def _heading(found: Found, work: Work) -> list[str]:
     return [
-        f"kernel      {found.kernel.arg.name}" + (f"  ({found.where})" if found.where else ""),
+        f"kernel      {found.kernel.arg.name}  {short_name(found.kernel)}"
+        + (f"  ({found.where})" if found.where else ""),
         f"bytes       {human_bytes(work.bytes_read)} read, "
         f"{human_bytes(work.bytes_written)} written",
         f"operations  {_count(work.operations)}, {work.intensity:.2f} for each byte"
@@ -194,7 +197,7 @@ def _plan_lines(
     machine = [f"target      {target.name}"] if target.kind == "gpu" else []
     return [
         *machine,
-        *choice_lines(choice),
+        *choice_lines(choice, found.kernel.arg.name),
         *candidate_lines(found.kernel, target, threads, records),
         *(["pipeline", *(f"  {line}" for line in picture)] if picture else []),
         "loops",

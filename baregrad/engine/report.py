@@ -107,7 +107,7 @@ def print_compilation(
     level = options.debug
     for stage in stages:
         if stage.name == "schedule" and level >= 2:
-            print(f"{program.name}: {stage.result}", file=sys.stderr)
+            print(f"{program.name} = {stage.result}", file=sys.stderr)
             is_its = stage.result == choice.schedule
             for reason in choice.why() if is_its else ("a search found it faster",):
                 print(f"  - {reason}", file=sys.stderr)

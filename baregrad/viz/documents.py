@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from baregrad.engine.explain_kernel import Found, choice_lines, work_of
+from baregrad.engine.search.written import chosen, written_for
 from baregrad.ir.analysis.outline import outline
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.text.dump import dump
-from baregrad.kernel import choose, lower
+from baregrad.kernel import lower
 from baregrad.target.gpu import GpuTarget
 from baregrad.viz.command_words import words_document
 from baregrad.viz.filed import FORMAT
@@ -181,25 +182,26 @@ class RecordedDocuments:
     def _kernel(self, found: Found) -> Any:
         compiler = self.recording.backend.compiler
         target = compiler.target
-        choice = choose(found.kernel, target)
+        choice = chosen(found.kernel, target)
         work = work_of(found)
         stages = [
             {
                 "name": one.name, "why": one.why,
                 "text": dump(one.result) if isinstance(one.result, Node) else str(one.result),
             }
-            for one in compiler.stages(found.kernel)
+            for one in compiler.stages(found.kernel, choice.schedule)
         ]
         return {
             "name": found.kernel.arg.name, "where": found.where, "bytes_read": work.bytes_read,
             "bytes_written": work.bytes_written, "operations": work.operations,
-            "choice": choice_lines(choice),
+            "choice": choice_lines(choice, found.kernel.arg.name),
             "loops": outline(lower(found.kernel, target, choice.schedule)), "stages": stages,
         }
 
     def _machine(self, found: Found) -> Any:
         compiler = self.recording.backend.compiler
-        (*_, rendered) = compiler.stages(found.kernel)
+        written = written_for(found.kernel, compiler.target)
+        (*_, rendered) = compiler.stages(found.kernel, written)
         return machine_document(compiler, str(rendered.result))
 
 

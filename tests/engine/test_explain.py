@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from baregrad.base.options import options
 from baregrad.cli import main
 from baregrad.engine import explain, explain_kernel
 from baregrad.engine.search.records import Records, SearchRecord, row_digest
+from baregrad.engine.search.written import parse_written
 from baregrad.ir.core.digest import digest
-from baregrad.kernel import parse_schedule
 from baregrad.target import gpu_row
 
 
@@ -25,9 +26,9 @@ def test_a_kernel_is_run_and_explained(program: Path, capsys: pytest.CaptureFixt
     assert re.search(r"bound by    (operations|\w+ cache|memory): bytes alone take", told)
     assert re.search(r"time        .*: \d+% of what the machine could", told)
     text = told.partition("schedule\n")[2].partition("why\n")[0]
-    schedule = parse_schedule(text)
-    assert len(schedule.steps) > 2
-    assert explain_kernel.schedule_text(schedule).split() == text.split()
+    ((name, schedule),) = parse_written(textwrap.dedent(text)).items()
+    assert len(schedule.steps) > 2 and f"kernel      {name} " in told
+    assert explain_kernel.schedule_text(schedule, name).split() == text.split()
     why, _, rest = told.partition("why\n")[2].partition("candidates\n")
     assert rest.splitlines()[1].endswith("the first schedule")
     reasons = why.splitlines()

@@ -49,4 +49,4 @@ def test_a_kernel_is_picked_by_number_or_name(kernels: list[explain_kernel.Found
 
 
 def test_an_empty_schedule_is_python_too() -> None:
-    assert explain_kernel.schedule_text(Schedule()) == "Schedule()"
+    assert explain_kernel.schedule_text(Schedule(), "map_1") == "map_1 = Schedule()"

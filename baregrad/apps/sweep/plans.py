@@ -54,7 +54,7 @@ def _record(side: Ours, found: Found, launches: int, has_plans: bool) -> dict[st
     }
     if has_plans:
         choice = choose(found.kernel, side.backend.compiler.target)
-        record["plan"] = choice_lines(choice)
+        record["plan"] = choice_lines(choice, found.kernel.arg.name)
     return record
 
 

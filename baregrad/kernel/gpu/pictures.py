@@ -44,7 +44,7 @@ def pipeline_lines(kernel: Node, target: GpuTarget) -> list[str]:
     lines: list[str] = []
     for loop in toposort(kernel):
         if loop.op is Ops.LOOP and (rings := _rings(loop)):
-            lines += _picture(loop, rings, target, kernel.arg.cluster)
+            lines += _picture(loop, rings, target, kernel)
     if lines and kernel.arg.grid:
         lines.append(
             f"blocks: {grid_size(kernel)}, each does its tiles one after the other, and copies "
@@ -95,10 +95,16 @@ def _shared(loop: Node, cluster: int) -> int:
 
 
 def _picture(
-    loop: Node, rings: tuple[Node, ...], target: GpuTarget, cluster: int
+    loop: Node, rings: tuple[Node, ...], target: GpuTarget, kernel: Node
 ) -> list[str]:
     axis = loop.src[0]
+    cluster = kernel.arg.cluster
     depth = rings[0].arg.depth
+    shown, last = depth + MORE, None
+    extent = extent_of(axis)
+    # Blocks that do several tiles go on with panels of the next one.
+    if isinstance(extent, int) and not kernel.arg.grid:
+        shown, last = min(shown, extent), extent - 1
     first = _wait(loop)
     assert first is not None
     lead = first.keep + 1 if first.engine == "copy" else depth - 1
@@ -108,13 +114,13 @@ def _picture(
     beside = any(one.arg.name == wgmma.INSTRUCTION for one in units)
     how = _HOW[first.engine]
     lines = [
-        f"ring over {axis.arg.axis} of {extent_of(axis)}: {depth} slots of {human_bytes(each)} "
+        f"ring over {axis.arg.axis} of {extent}: {depth} slots of {human_bytes(each)} "
         f"({sizes}), filled {how}",
         f"under way: {lead} of them, {human_bytes(lead * each)} a block",
-        _row("iteration", [str(number) for number in range(depth + MORE)]),
+        _row("iteration", [str(number) for number in range(shown)]),
     ]
     for slot in range(depth):
-        cells = [_cell(slot, iteration, depth, lead) for iteration in range(depth + MORE)]
+        cells = [_cell(slot, iteration, (depth, lead, last)) for iteration in range(shown)]
         lines.append(_row(f"slot {slot}", cells))
     if first.engine == ENGINE:
         lines.append(
@@ -133,11 +139,15 @@ def _picture(
     return [*lines, *_bounds(loop, units, (each, each - shared + shared // cluster), target)]
 
 
-def _cell(slot: int, iteration: int, depth: int, lead: int) -> str:
-    """What goes on in a slot: the panel whose copy to it has begun last is read, or comes."""
+def _cell(slot: int, iteration: int, ring: tuple[int, int, int | None]) -> str:
+    """What goes on in a slot: the panel whose copy to it has begun last is read, or comes.
+
+    ring: its depth, by how many iterations copies are ahead, and the last panel, if there is one.
+    """
+    depth, lead, last = ring
     begun = iteration + lead
     panel = begun - (begun - slot) % depth
-    if panel < 0:
+    if panel < 0 or (last is not None and panel > last):
         return ""
     return f"{'multiply' if panel <= iteration else 'copy'} {panel}"
 

@@ -100,7 +100,7 @@ class KeptCapture:
     def of(cls, session: Session, surroundings: Surroundings, call: Call) -> KeptCapture | None:
         """The place of a function's capture for calls of a kind."""
         values = options.values()
-        if not IS_KEPT or options.notes_lines or values["beam"]:
+        if not IS_KEPT or options.notes_lines or values["beam"] or values["schedules"].name:
             return None
         if values["jit_check"] or values["viz"]:
             return None

@@ -36,6 +36,17 @@ def test_a_slot_holds_a_panel_from_the_iteration_that_begins_its_copy(slots: int
                 assert iteration - 1 <= int(panel) <= iteration + lead
 
 
+@pytest.mark.parametrize(("slots", "persists"), [(5, False), (5, True), (8, False)])
+def test_no_panel_is_drawn_behind_the_last(slots: int, persists: bool) -> None:
+    spelled = text((False, True), ASYNC.format(slots))
+    found = lines(f"{spelled[:-1]}, persist(1))" if persists else spelled, 64, 64)
+    rows = [line[12:].split() for line in found if line.startswith(("slot", "iteration"))]
+    assert len(rows[0]) == min(slots + 1, 8)
+    panels = {int(word) for row in rows[1:] for word in row if word.isdigit()}
+    # There are eight; behind them come those of a block's next tile, if it has one.
+    assert max(panels) == (slots + (slots - 2) if persists else 7)
+
+
 def test_what_an_iteration_takes() -> None:
     found = lines(text((False, True), ASYNC.format(3), groups=2, tiles=2), 256, 64)
     # 256 rows, 64 columns, 64 steps: 2048 products a cycle. 256 + 64 rows of 128 bytes come, at 36
