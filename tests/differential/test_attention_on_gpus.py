@@ -252,6 +252,42 @@ def test_what_reads_a_result_and_its_gradient_has_a_kernel_of_its_own() -> None:
         np.testing.assert_allclose(result(), wanted, atol=2.0**-6)
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize("how", ("sum", "rows", "columns", "heads"))
+def test_a_gradient_that_is_repeated_has_no_scores_in_memory(how: str) -> None:
+    """That of a sum or a mean: a product by its rows would be no product."""
+    rng = np.random.default_rng(23)
+    weights = rng.standard_normal((24, 16)).astype(np.float32)
+
+    def loss(out: Any, by: Any) -> Any:
+        return {
+            "sum": lambda: out.sum(), "rows": lambda: (out.mean(-1) * by[:, 0]).sum(),
+            "columns": lambda: (out.mean(-2) * by[0]).sum(),
+            "heads": lambda: (out.mean(1) * by).sum(),
+        }[how]()
+
+    with ptx_session() as session:
+        shapes = ((1, 2, 24, 16), (1, 1, 24, 16), (1, 1, 24, 16))
+        pairs = [pair(rng, torch.bfloat16, *shape) for shape in shapes]
+        ours = [x.requires_grad_() for x, _ in pairs]
+        out = ours[0].scaled_dot_product_attention(*ours[1:], is_causal=True, enable_gqa=True)
+        loss(out.cast("float32"), Tensor(weights)).backward()
+        found = [to_numpy(x.grad).astype(np.float64) for x in ours]
+        compiler = session.backend("NV").compiler  # type: ignore[attr-defined]
+        names = [program.name for program in compiler._programs.values()]
+    # Scores would be results of 24 rows and 24 keys each.
+    assert names and not any("24x24" in name for name in names)
+    exact = [x.double().requires_grad_() for _, x in pairs]
+    true = torch.nn.functional.scaled_dot_product_attention(
+        *exact, is_causal=True, enable_gqa=True
+    )
+    loss(true, torch.tensor(weights).double()).backward()
+    for mine, x in zip(found, exact, strict=True):
+        assert x.grad is not None
+        # Queries and keys have differences of numbers that are rounded as large as values are.
+        assert np.abs(mine - x.grad.numpy()).max() < 2.0**-6 * exact[2].grad.abs().max()
+
+
 @pytest.mark.parametrize("causal", (True, False))
 def test_what_a_result_s_rows_sum_to_may_weigh_its_gradient(causal: bool) -> None:
     """A norm of each head's result: its gradient needs a sum of what the first kernel writes."""

@@ -25,9 +25,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
+from baregrad.base.options import is_gpu
 from baregrad.dtypes import dtypes
+from baregrad.graph.repeats import is_repeated
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.core.shape import is_one
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import plain
 from baregrad.tensor.array.core import check_float
@@ -375,10 +378,24 @@ def _narrow(
     sources = (q, k, v, *more)
 
     def pull(gradient: Node) -> tuple[Node, ...]:
-        return _gradients(parts, out, gradient)[: len(sources)]
+        return _gradients(parts, out, _whole(gradient, query.device))[: len(sources)]
 
     marked = Node(Ops.DETACH, out.dtype, (out,), Pulled(sources, pull))
     return result(marked, query, key, value, *(() if added is None else (added,)))
+
+
+def _whole(gradient: Node, device: str) -> Node:
+    """A result's gradient: on GPUs stored where it is repeated, as that of a sum or a mean is.
+
+    Products of repeated numbers are none, so that what is summed over the keys would be no stream
+    of tiles, but arrays of scores in memory.
+    """
+    if not is_gpu(device):
+        return gradient
+    axes = [axis for axis, extent in enumerate(gradient.shape) if not is_one(extent)]
+    if not any(is_repeated(gradient, axis) for axis in axes):
+        return gradient
+    return Node(Ops.CONTIGUOUS, gradient.dtype, (gradient,))
 
 
 def _gradients(parts: _Parts, out: Node, gradient: Node) -> tuple[Node, Node, Node, Node]:
