@@ -138,7 +138,7 @@ class CompiledBackend:
     ) -> list[Buffer]:
         """Run the plan over the program's inputs."""
         # What is not run takes no time.
-        timed = options.debug >= 1 and self.name != "NULL"
+        timed = options.debug >= 1 and self.device.name != "NULL"
         inputs = [ref.handle for ref in program.inputs]
         with span("run"):
             line_of = None if where is None else partial(where, program)

@@ -216,7 +216,7 @@ class Replay:
         self._is_symbolic = any(not is_plain(shape) for shape, _ in self._forms)
         # Whether DEBUG asks for a line a kernel; what is not run takes no time.
         self._is_reported = bool(
-            self.runs and options.debug >= 1 and self.runs[0].backend.name != "NULL"
+            self.runs and options.debug >= 1 and self.runs[0].backend.device.name != "NULL"
         )
         self._variables = frozenset(work.variables)
         self._requirements = [

@@ -92,7 +92,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def null_backend(gpu: str | None) -> CompiledBackend:
-    """What compiles for this machine's CPU, or for a generation of GPUs, and runs nothing."""
+    """What compiles for this machine's CPU, or for a generation of GPUs, and runs nothing.
+
+    That for GPUs is named as they are, since some functions compute otherwise there.
+    """
     backend = open_backend("NULL")
     if not isinstance(backend, CompiledBackend):
         raise OptionError("explain needs a compiling device", found=backend.name, wanted="NULL")
@@ -102,7 +105,7 @@ def null_backend(gpu: str | None) -> CompiledBackend:
     from baregrad.render import get
 
     compiler = Compiler(gpu_row(gpu), get("ptx"), VirtualAssembler(), None)
-    return CompiledBackend("NULL", backend.device, compiler)
+    return CompiledBackend("NV", backend.device, compiler)
 
 
 def pass_names(backend: CompiledBackend) -> list[tuple[str, str]]:
@@ -221,11 +224,12 @@ def run_observed(
     path: Path, note: Callable[[Any, Session], None], null: CompiledBackend | None = None,
     **setting: Any,
 ) -> MemoryStats:
-    """Run a program on the NULL device, noting what it computes, with options set.
+    """Run a program where nothing is computed, noting what would be, with options set.
 
     Gives the memory that it would have taken.
     """
-    with use_session(Session()) as session, options.override(device="NULL", **setting):
+    name = "NULL" if null is None else null.name
+    with use_session(Session()) as session, options.override(device=name, **setting):
         if null is not None:
             session.adopt(null)
 
@@ -236,7 +240,7 @@ def run_observed(
         session.watching.observers.append(note_each)
         try:
             run_to_end(path)
-            return session.backend("NULL").device.memory_stats()
+            return session.backend(name).device.memory_stats()
         finally:
             session.close()
 

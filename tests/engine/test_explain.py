@@ -172,3 +172,20 @@ def test_a_kernel_has_no_passes_before_it(
     with pytest.raises(SystemExit):
         main(["explain", str(program), "--kernels", "--after", "to-loops"])
     assert "one kernel with --kernel N" in capsys.readouterr().err
+
+
+def test_kernels_for_gpus_are_those_of_tensors_on_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a function computes may hang on its tensors' device, as rounded factors do."""
+    path = tmp_path / "program.py"
+    path.write_text(
+        "import baregrad\nfrom baregrad import Tensor\n"
+        "x = Tensor([[1.0] * 64] * 64).realize()\n"
+        "with baregrad.options.override(matmul_precision='high'):\n    (x @ x).realize()\n"
+    )
+    assert main(["explain", str(path), "--kernels", "--target", "sm_90a"]) == 0
+    shown = capsys.readouterr()
+    assert "map_64x64" in shown.out and "reduce_64x64_64" in shown.out and not shown.err
+    assert main(["explain", str(path), "--kernels"]) == 0
+    assert "map_64x64" not in capsys.readouterr().out

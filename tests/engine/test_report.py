@@ -114,6 +114,6 @@ def test_debug_tells_the_schedule_and_why(capfd: pytest.CaptureFixture[str]) -> 
         # A size that no other test uses, so that it is compiled here.
         (Tensor(np.ones(7919, np.float32)) * 3).realize()
     told = capfd.readouterr().err
-    assert re.search(r"map_7919: Schedule\(split\(", told)
+    assert re.search(r"map_7919 = Schedule\(split\(", told)
     assert "  - vectors of up to" in told
     assert re.search(r"map_7919 .* GB/s", told)

@@ -103,8 +103,10 @@ def test_a_name_with_digits_is_one_kernel_s(
                        "(-x).realize()\n(x.reshape(5, 8).T + 1).realize()\n")  # fmt: skip
     assert main(["explain", str(program), "--kernel", "map_40"]) == 0
     name, digits = capsys.readouterr().out.split()[1:3]
-    file.write_text(f"{name} = Schedule(bind('zz', 'vector'))\n"
-                    f"{name}_{digits} = Schedule(split('i0', outer='o', v=4), unroll('v'))\n")  # fmt: skip
+    file.write_text(
+        f"{name} = Schedule(bind('zz', 'vector'))\n"
+        f"{name}_{digits} = Schedule(split('i0', outer='o', v=4), unroll('v'))\n"
+    )
     with options.override(schedules=file):
         assert (-Tensor([1.0] * 40)).tolist() == [-1.0] * 40
         with pytest.raises(ScheduleError, match=r"map_40 cannot have .*; map_40_\w{8} = "):
@@ -112,9 +114,9 @@ def test_a_name_with_digits_is_one_kernel_s(
 
 
 def test_what_is_no_file_of_schedules(own_session: Session, tmp_path: Path) -> None:
-    with options.override(schedules=tmp_path / "nobody.py"):
-        with pytest.raises(OptionError, match="cannot be read"):
-            (Tensor([1.0, 2.0]) * 2).tolist()
+    missing = options.override(schedules=tmp_path / "nobody.py")
+    with missing, pytest.raises(OptionError, match="cannot be read"):
+        (Tensor([1.0, 2.0]) * 2).tolist()
     for text, message in (
         ("print('hello')", "not a schedule of a kernel"), ("a = b = Schedule()", "not a schedule"),
         ("a = Schedule()\na = Schedule()", "two schedules"), ("a = 3", "not a schedule"),
