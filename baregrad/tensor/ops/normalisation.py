@@ -27,7 +27,6 @@ from typing import NamedTuple
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.base.options import is_gpu
 from baregrad.dtypes import dtypes
-from baregrad.graph.repeats import is_repeated
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.shape import is_one
@@ -392,6 +391,8 @@ def _whole(gradient: Node, device: str) -> Node:
     """
     if not is_gpu(device):
         return gradient
+    from baregrad.graph.repeats import is_repeated
+
     axes = [axis for axis, extent in enumerate(gradient.shape) if not is_one(extent)]
     if not any(is_repeated(gradient, axis) for axis in axes):
         return gradient
