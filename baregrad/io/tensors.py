@@ -18,6 +18,7 @@ from baregrad.base.errors import (
     UnsupportedDType,
 )
 from baregrad.dtypes import DType, computed_for, dtypes, part_of
+from baregrad.io.element_types import BY_NAME
 from baregrad.io.safetensors import SafetensorsFile, write
 from baregrad.io.stored_tensor import StoredTensor
 from baregrad.io.torch_checkpoint import TorchName, read_checkpoint
@@ -37,8 +38,10 @@ def safe_save(
 ) -> None:
     """Write tensors by name as a safetensors file, which appears whole or not at all.
 
-    Computes them, in one run. Raises ShapeError for symbolic shapes, UnsupportedDType for dtypes of
-    4 bits and OSError where the file cannot be written.
+    Computes them, in one run. float4_e2m1fn lies there two in a byte, the first in its lower half.
+    Raises ShapeError for symbolic shapes and for an odd number of those, UnsupportedDType for
+    integers of 4 bits, which the format has no name for, and OSError where the file cannot be
+    written.
     """
     if not isinstance(tensors, Mapping):
         raise DTypeError(
@@ -53,15 +56,21 @@ def safe_save(
             )
         if not all(isinstance(extent, int) for extent in tensor.shape):
             raise ShapeError(f"{name!r} has a symbolic shape", found=list(tensor.shape))
-        if tensor.dtype.bits < 8:
+        if tensor.dtype.name not in BY_NAME:
             raise UnsupportedDType(
-                f"{name!r} has elements of less than a byte, which a file would hold packed",
+                f"{name!r} is of a dtype that the format has no name for",
                 found=f"dtype {tensor.dtype}",
                 hint=f"cast it first: .cast({computed_for(tensor.dtype)!r})",
             )
+        if tensor.dtype.bits < 8 and tensor.numel() % 2:
+            raise ShapeError(
+                f"{name!r} is of half bytes and does not fill whole ones",
+                found=f"{list(tensor.shape)} of {tensor.dtype}",
+                wanted="an even number of elements",
+            )
     realize_storages(tensor._storage for tensor in tensors.values())
     rows = {
-        name: (tensor.dtype.name, tensor.shape, np.ascontiguousarray(tensor.detach()._raw()))
+        name: (tensor.dtype.name, tensor.shape, _bytes_of(tensor))
         for name, tensor in tensors.items()
     }
     write(path, rows, metadata)
@@ -185,13 +194,28 @@ def _dtype(name: str, dtype: str) -> DType:
     found = vars(dtypes).get(dtype)
     if isinstance(found, DType) and found.is_complex:
         return found
-    if not isinstance(found, DType) or found.storage is None or found.bits < 8:
+    if not isinstance(found, DType) or found.storage is None:
         raise UnsupportedDType(
             f"the tensor {name!r} is of a dtype that tensors do not have",
             found=dtype,
             hint="SafetensorsFile and read_checkpoint give its bytes",
         )
     return found
+
+
+def _bytes_of(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype]:
+    """The bytes of a computed tensor as they lie in a file."""
+    raw = np.ascontiguousarray(tensor.detach()._raw())
+    if tensor.dtype.bits >= 8:
+        return raw
+    pairs = raw.reshape(-1, 2)
+    return pairs[:, 0] | pairs[:, 1] << 4
+
+
+def _unpacked(data: memoryview) -> memoryview:
+    """Codes of 4 bits, the first in a byte's lower half, in a byte each."""
+    both = np.frombuffer(data, np.uint8)
+    return np.stack([both & 15, both >> 4], -1).reshape(-1).data
 
 
 def _stored(name: str, tensor: StoredTensor, device: str) -> Tensor:
@@ -207,9 +231,11 @@ def mapped_tensor(
 ) -> Tensor:
     """Return bytes of a file as a tensor, without a copy where the device can read them there.
 
-    They are copied where they are not aligned for `dtype`.
+    They are copied where they are not aligned for `dtype`, and halves of bytes become bytes.
     """
     device = choose_device(device)
+    if dtype.bits < 8:
+        data = _unpacked(data)
     if dtype.is_complex:
         return mapped_tensor(data, part_of(dtype), (*shape, 2), device).view_as_complex()
     if not data.nbytes:

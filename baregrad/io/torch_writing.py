@@ -15,7 +15,7 @@ from typing import IO
 import numpy as np
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError, UnsupportedDType
-from baregrad.dtypes import DType
+from baregrad.dtypes import DType, computed_for
 from baregrad.io.element_types import BY_NAME
 from baregrad.io.files import replaced
 from baregrad.io.value_tree import MAX_DEPTH
@@ -33,8 +33,8 @@ def write_checkpoint(value: object, file: str | os.PathLike[str] | IO[bytes]) ->
 
     Tensors that show the same elements share a storage, as tied weights do; views of others are
     written as they look. file: a path, whose file appears whole or not at all, or an open file.
-    Raises DTypeError for other objects, UnsupportedDType for tensors that PyTorch's storages have
-    no name for, ArgumentError for containers inside of themselves, or too deep to be read.
+    Raises DTypeError for other objects, UnsupportedDType for tensors of less than a byte an
+    element, ArgumentError for containers inside of themselves, or too deep to be read.
     """
     if not isinstance(file, str | os.PathLike) and not hasattr(file, "write"):
         raise ArgumentError("a path, or a file that is open for writing", found=repr(file))
@@ -68,9 +68,11 @@ def _tensors(value: object, path: str, depth: int) -> Iterator[Tensor]:
         )
     if isinstance(value, Tensor):
         known = BY_NAME.get(value.dtype.name)
-        if known is None or known.torch_storage is None:
-            raise UnsupportedDType(f"{path} is of a dtype that PyTorch's storages have no name for",
-                                   found=value.dtype, hint="safe_save() writes it")  # fmt: skip
+        if known is None or known.bits < 8:
+            raise UnsupportedDType(
+                f"{path} is of a dtype that PyTorch has no storages of", found=value.dtype,
+                hint=f"cast it first: .cast({computed_for(value.dtype)!r})",
+            )
         if not all(isinstance(extent, int) for extent in value.shape):
             raise ShapeError(f"{path} has a symbolic shape", found=list(value.shape))
         yield value
@@ -161,19 +163,26 @@ class _Pickle:
         if shown not in self._keys:
             self._keys[shown] = len(self.storages)
             self.storages.append(tensor)
-        kind = BY_NAME[tensor.dtype.name].torch_storage
-        assert kind is not None
+        element = BY_NAME[tensor.dtype.name]
+        kind = element.torch_storage
         shape = tuple(int(extent) for extent in tensor.shape)
         steps = [1]
         for extent in reversed(shape[1:]):
             steps.append(steps[-1] * max(extent, 1))
         add = self._parts.append
-        self._name("torch._utils", "_rebuild_tensor_v2")
+        # What no storage is called after names its dtype at the end, above a storage of bytes.
+        version = "v3" if kind is None else "v2"
+        self._name("torch._utils", f"_rebuild_tensor_{version}")
         # A tuple of what follows, the first of which stands for its storage.
         add(b"((")
         self._put("storage")
-        self._name("torch", kind)
-        for one in (str(self._keys[shown]), "cpu", tensor.numel()):
+        count = tensor.numel()
+        if kind is None:
+            self._name("torch.storage", "UntypedStorage")
+            count *= element.itemsize
+        else:
+            self._name("torch", kind)
+        for one in (str(self._keys[shown]), "cpu", count):
             self._put(one)
         add(b"tQ")
         self._put(0)
@@ -181,7 +190,10 @@ class _Pickle:
         self._tuple(*(reversed(steps) if shape else ()))
         self._put(bool(tensor.requires_grad))
         self._name("collections", "OrderedDict")
-        add(b")RtR")
+        add(b")R")
+        if kind is None:
+            self._name("torch", element.name)
+        add(b"tR")
 
 
 def _integer(value: int) -> bytes:

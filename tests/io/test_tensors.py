@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from baregrad import nn
-from baregrad.base.errors import UnsupportedDType
+from baregrad.base.errors import ShapeError, UnsupportedDType
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.io import load_torch, safe_load, safe_save
@@ -88,6 +88,27 @@ def test_a_dtype_that_tensors_lack_is_named(tmp_path: Path) -> None:
     torch.save({"z": torch.zeros(2).to(torch.float8_e4m3fnuz)}, path)
     with pytest.raises(UnsupportedDType, match="'z'.*float8_e4m3fnuz"):
         load_torch(path)
+
+
+def test_floats_of_4_bits_lie_two_in_a_byte(tmp_path: Path) -> None:
+    place, again = tmp_path / "f.safetensors", tmp_path / "g.safetensors"
+    numbers = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    numbers += [-x for x in numbers]
+    codes = torch.arange(16, dtype=torch.uint8).reshape(2, 8)
+    packed = (codes[:, ::2] | codes[:, 1::2] << 4).view(torch.float4_e2m1fn_x2)
+    save_file({"f": packed}, place)
+    found = safe_load(place)["f"]
+    assert found.dtype is dtypes.float4_e2m1fn and found.shape == (2, 8)
+    assert found.cast("float32").flatten().tolist() == numbers
+    safe_save({"f": Tensor(numbers).cast("float4_e2m1fn").reshape(2, 8)}, again)
+    assert again.read_bytes()[-8:] == packed.view(torch.uint8).numpy().tobytes()
+    assert load_file(again)["f"].view(torch.uint8).tolist() == packed.view(torch.uint8).tolist()
+    safe_save({"f": found[:, :0]}, again)
+    assert safe_load(again)["f"].shape == (2, 0)
+    with pytest.raises(ShapeError, match="even number"):
+        safe_save({"f": found[0, :3]}, again)
+    with pytest.raises(UnsupportedDType, match="no name for.*cast it first"):
+        safe_save({"i": Tensor([1, 2], dtype="int4")}, again)
 
 
 def test_complex_numbers_are_kept(tmp_path: Path) -> None:

@@ -48,6 +48,20 @@ def test_pytorch_reads_what_is_written(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again["tensors"]["view"].numpy(), views["view"].numpy())
 
 
+@pytest.mark.parametrize("name", (
+    "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "uint16", "uint32", "uint64",
+))
+def test_dtypes_without_storages_of_their_own(name: str, tmp_path: Path) -> None:
+    x = Tensor([[1.0, 0.5, 2.0], [4.0, 8.0, 16.0]]).cast(name)
+    place = tmp_path / "x.pt"
+    baregrad.save({"x": x, "turned": x.T, "none": x[:0]}, place)
+    for found in (torch.load(place), baregrad.load(place)):
+        assert str(found["x"].dtype).endswith(name)
+        for one, wanted in (("x", x), ("turned", x.T)):
+            assert found[one].float().tolist() == wanted.cast("float32").tolist()
+        assert tuple(found["none"].shape) == (0, 3)
+
+
 def test_states_go_there_and_back(tmp_path: Path) -> None:
     model, other = nn.Linear(3, 2), torch.nn.Linear(3, 2)
     adam = optim.Adam(model.parameters(), lr=0.01)
@@ -72,8 +86,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "x.pt"
     with pytest.raises(DTypeError, match=r"the object\['m'\] is no data.*state_dict"):
         baregrad.save({"m": nn.Linear(1, 1)}, place)
-    with pytest.raises(UnsupportedDType, match="safe_save"):
-        baregrad.save([Tensor([1], dtype="uint32")], place)
+    for dtype in ("int4", "float4_e2m1fn"):
+        with pytest.raises(UnsupportedDType, match=r"no storages of: found .*cast it first"):
+            baregrad.save([Tensor([1.0]).cast(dtype)], place)
     assert not place.exists()
     with pytest.raises(FileFormatError):
         baregrad.load(io.BytesIO(b"nothing"))
