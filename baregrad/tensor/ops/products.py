@@ -77,6 +77,18 @@ def _summed_in(left: DType, right: DType, out: DType) -> DType:
     )
 
 
+def _check_named(*factors: DType) -> None:
+    """Raise DTypeError for a product of what is not computed with, unless its dtype is named."""
+    narrow = [one for one in factors if one.storage_only]
+    if narrow:
+        wide = "float32" if narrow[0].is_float else "int32"
+        raise DTypeError(
+            f"a product of {narrow[0]} does not say which dtype it is of",
+            found=" and ".join(map(str, factors)), wanted="the dtype of the result",
+            hint=f"name it: matmul(..., out_dtype={wide!r}); or cast the factors",
+        )
+
+
 def matmul(x: Tensor, other: Operand, out_dtype: DType | str | None = None) -> Tensor:
     """Return the matrix product: (..., M, K), (..., K, N) -> (..., M, N), batches broadcasting.
 
@@ -93,6 +105,7 @@ def matmul(x: Tensor, other: Operand, out_dtype: DType | str | None = None) -> T
     assert not isinstance(right, bool | int | float | Node)
     out = None if out_dtype is None else array_dtype(out_dtype)
     if out is None:
+        _check_named(x.dtype, right.dtype)
         dtype = common_dtype((x, right))
         wide = accumulator(dtype)
         a, b = nodes.cast(x.node, dtype), nodes.cast(right.node, dtype)

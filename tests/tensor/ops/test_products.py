@@ -121,5 +121,16 @@ def test_kinds_of_numbers_that_have_no_product() -> None:
     ):
         with pytest.raises(DTypeError):
             left.matmul(right, out_dtype=out)
-    with pytest.raises(DTypeError, match="not computed with"):
+    with pytest.raises(DTypeError, match="name it: matmul"):
         narrow @ narrow
+
+
+@pytest.mark.parametrize(("name", "wide"), [
+    ("float8_e4m3fn", "float32"), ("float4_e2m1fn", "float32"), ("int4", "int32"),
+])
+def test_a_product_of_what_is_not_computed_with_has_its_dtype_named(name: str, wide: str) -> None:
+    x = Tensor([[1.0, 2.0], [3.0, 1.0]]).cast(name)
+    for right in (x, x[0]):
+        with pytest.raises(DTypeError, match=f"name it: matmul.*out_dtype='{wide}'"):
+            x @ right
+    assert x.matmul(x, out_dtype=wide).tolist() == [[7, 4], [6, 7]]
