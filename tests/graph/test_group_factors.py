@@ -233,7 +233,8 @@ def test_training_keeps_the_bytes_that_several_products_read(texts: list[str]) -
     with ptx_session():
         found = run()
     for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6 * np.abs(other).max())
+        # Of a panel's sum the unit keeps 13 bits, its threads those of float32.
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=2.0**-11 * np.abs(other).max())
     kinds = [re.findall(r"k32\.f32\.(\w+\.\w+)", text) for text in texts]
     products = [set(names) for names in kinds if names]
     # The sums of 64 steps of the gradient of rows are too short.

@@ -1,4 +1,4 @@
-"""DOT2 as an elementwise op: the order of its products, its roundings, and special values."""
+"""Narrow numbers in words: DOT2, its order, roundings and special values; sums of 8-bit floats."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from baregrad.dtypes import dtypes
+from baregrad.ir.analysis.words import octet_sums
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.alu import apply
 
@@ -66,3 +67,18 @@ def test_special_values(
     )
     assert np.array_equal(found, np.array([wanted], np.float32), equal_nan=True)
     assert np.isnan(wanted) or np.signbit(found[0]) == np.signbit(wanted)
+
+
+@pytest.mark.parametrize(("products", "before", "wanted"), [
+    (((128, 64), (1, 1.125)), 0, 8193), (((128, 128), (1, 1.125)), 0, 16384),
+    (((1, 1.125),), 8192, 8193), (((1, 1.125),), 16384, 16384), (((-1, 1.125),), 8192, 8191),
+    (((128, 128), (-128, 128), (1, 1.125)), 0, 0), (((1, 1.125),), 0, 1.125),
+    (((0.0, 1.0),), 0, 0), (((np.nan, 1.0),), 1, np.nan), (((0.0, 1.0),), np.inf, np.inf),
+])  # fmt: skip
+def test_sums_of_8_bit_floats_keep_13_bits_below_the_first_of_the_largest(
+    products: tuple[tuple[float, float], ...], before: float, wanted: float
+) -> None:
+    """As Hopper's unit gave them: what is cut off hangs on the largest term, not on the sum."""
+    left, right = (np.array(side, np.float64)[None] for side in zip(*products, strict=True))
+    found = octet_sums(left, right, np.array([[before]], np.float64))
+    assert np.array_equal(found, [[wanted]], equal_nan=True)

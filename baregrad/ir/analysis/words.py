@@ -4,6 +4,8 @@ A `WORDS` adds up the products of two words' numbers; matrix units of CPUs do so
 by the instructions that are listed here. A `DOT2` does so for lanes. Source: Intel 64 and IA-32
 Architectures Software Developer's Manual, volume 2, "TDPBF16PS", "TDPBSSD/TDPBSUD/TDPBUSD/TDPBUUD"
 and "VDPBF16PS".
+
+And what a GPU's unit of four warps makes of sums of 8-bit floats, as it was measured on Hopper.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ WORD_NBYTES = 4
 # Words in a row of a tile of factors, which are one instruction, and rows in a tile.
 TILE = 16
 _SMALLEST = np.float32(2.0**-126)
+# Bits below the first one of the largest term that Hopper's sums of 8-bit floats keep.
+OCTET_SUM_BITS = 13
 
 
 class Factors(NamedTuple):
@@ -118,6 +122,24 @@ def tiles_value(name: str, total: Array, left: Array, right: Array) -> Array:
                 products = a[None, :, w, :].T.astype(np.float64) * b[w].T[:, None, :]
                 sums = flushed((sums + products).astype(np.float32))
             found = flushed(found + flushed(sums[0] + sums[1]))
+    return found
+
+
+def octet_sums(left: Array, right: Array, before: Array) -> Array:
+    """What one instruction of Hopper's unit adds up of 8-bit floats, and what was there before.
+
+    left, right: values (..., M, K) and (..., N, K); before: (..., M, N). Products are exact; of
+    them and of what was there all bits are cut off that lie too far below the first one of the
+    largest, whatever the sum comes to.
+    """
+    with np.errstate(invalid="ignore"):
+        products = left[..., :, None, :] * right[..., None, :, :]
+        terms = np.concatenate([products, before[..., None]], -1, dtype=np.float64)
+        size = np.abs(terms).max(-1, keepdims=True)
+        unit = np.ldexp(1.0, np.frexp(size)[1] - 1 - OCTET_SUM_BITS)
+        is_plain = np.isfinite(size) & (size > 0)
+        cut = np.trunc(terms / unit) * unit
+        found: Array = np.where(is_plain, cut, terms).sum(-1)
     return found
 
 

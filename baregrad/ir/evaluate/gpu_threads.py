@@ -15,6 +15,7 @@ import numpy as np
 
 from baregrad.base.errors import IndexOutOfRange
 from baregrad.dtypes import DType, as_dtype
+from baregrad.ir.analysis.words import octet_sums
 from baregrad.ir.core.node import Node
 from baregrad.ir.evaluate.alu import Array, round_to, to_array, to_raw
 from baregrad.ir.evaluate.gpu_cluster import Cluster, wait_for
@@ -299,18 +300,26 @@ def _multiply_groups(machine: Threads, node: Node) -> None:
             for kind, one, at in zip(kinds[is_held:], sides, places, strict=True)
         ]
         left, right = known + factors
-        total = left @ right.transpose(0, 2, 1)
         # By groups, warps, rows of a warp.
-        added = total.reshape(len(total), 4, 16, -1)[:, :, rows, columns]
-        added = added.transpose(2, 0, 1, 3).reshape(len(rows), -1)
-        for number, register in enumerate(registers):
-            for place in range(2):
-                lane = beside * place + tiles[number // 2]
-                sums = machine.hidden[register]
-                new = added[2 * number + place] + (sums[:, lane] if keep else 0)
-                # Sums of integers wrap.
-                new = new.astype(np.int64) if register.dtype.is_int else new
-                sums[:, lane] = new.astype(sums.dtype)
+        before = np.zeros((len(right), 4, 16, right.shape[1]))
+        lanes = [
+            (register, beside * place + tiles[number // 2])
+            for number, register in enumerate(registers) for place in range(2)
+        ]
+        for at, (register, lane) in enumerate(lanes if keep else ()):
+            sums = machine.hidden[register][:, lane].reshape(len(right), 4, -1)
+            before[:, :, rows[at], columns[at]] = sums
+        before = before.reshape(len(right), 64, -1)
+        if size == 1 and not registers[0].dtype.is_int:
+            total = octet_sums(left, right, before)
+        else:
+            total = left @ right.transpose(0, 2, 1) + before
+        found = total.reshape(len(total), 4, 16, -1)[:, :, rows, columns]
+        found = found.transpose(2, 0, 1, 3).reshape(len(rows), -1)
+        for new, (register, lane) in zip(found, lanes, strict=True):
+            # Sums of integers wrap.
+            new = new.astype(np.int64) if register.dtype.is_int else new
+            machine.hidden[register][:, lane] = new.astype(machine.hidden[register].dtype)
 
     machine.loose["mma"].work.append(retire)
     machine.loose["mma"].registers.update(registers)

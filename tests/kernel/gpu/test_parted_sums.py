@@ -16,7 +16,13 @@ from baregrad.kernel.loops.loop_pieces import load, store
 from tests.kernel import kernels as k
 from tests.kernel.gpu.test_group_products import names
 from tests.kernel.gpu_kernels import lowered, run_text, run_threads
-from tests.kernel.instructions.test_wgmma import ASYNC, E4M3, bytes_product, text_of_bytes
+from tests.kernel.instructions.test_wgmma import (
+    ASYNC,
+    CUT_OFF,
+    E4M3,
+    bytes_product,
+    text_of_bytes,
+)
 
 
 def test_an_iteration_adds_up_what_the_one_before_made() -> None:
@@ -47,7 +53,7 @@ def test_blocks_that_do_several_tiles_begin_each_anew(
     left, right = (to_array(arrays[slot], E4M3).astype(np.float64) for slot in (1, 2))
     found = run_text(loop, program, arrays)[0]
     np.testing.assert_array_equal(found, run_threads(loop, program, arrays)[0])
-    bound = shape[2] * 2.0**-24 * (np.abs(left) @ np.abs(right).T)
+    bound = CUT_OFF * (np.abs(left) @ np.abs(right).T)
     assert (np.abs(found - left @ right.T) <= bound).all()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from baregrad.base.errors import ScheduleError
-from baregrad.dtypes import DType, dtypes
+from baregrad.dtypes import DType, dtypes, encode
 from baregrad.ir.core.node import Node, alu, cast
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.alu import to_array
@@ -134,6 +134,8 @@ def text_of_bytes(pipe: str = "", groups: int = 1, tiles: int = 1, panels: int =
     return text((False, True), pipe, groups, tiles, panels).replace("kk=16", "kk=32")
 
 
+# Of the sum of a panel's magnitudes, of which no product is the largest.
+CUT_OFF = 2.0**-12
 SIZES_OF_BYTES = (
     ((64, 64, 320), ASYNC.format(3), {}), ((70, 66, 256), "", {"panels": 2}),
     ((128, 128, 384), ASYNC.format(4), {"tiles": 2, "panels": 2}),
@@ -153,7 +155,7 @@ def test_products_of_integers(
 def test_products_of_8_bit_floats(
     shape: tuple[int, int, int], pipe: str, sizes: dict[str, int], kinds: Kinds
 ) -> None:
-    """Threads add up the panels' sums: within float32's rounding of those in float64."""
+    """Threads add up the panels' sums, of which the unit cuts off all but their first bits."""
     kernel = bytes_product(*shape, kinds)
     loop, program = lowered(kernel, text_of_bytes(pipe, **sizes))
     arrays = k.arguments(kernel)
@@ -163,7 +165,7 @@ def test_products_of_8_bit_floats(
     )
     found = run_text(loop, program, arrays)[0]
     np.testing.assert_array_equal(found, run_threads(loop, program, arrays)[0])
-    bound = shape[2] * 2.0**-24 * (np.abs(left) @ np.abs(right).T)
+    bound = CUT_OFF * (np.abs(left) @ np.abs(right).T)
     assert (np.abs(found - left @ right.T) <= bound).all()
     # No instruction adds to sums of an earlier panel, and one is waited for ahead of the next.
     tiles = sizes.get("tiles", 1)
@@ -171,6 +173,16 @@ def test_products_of_8_bit_floats(
              if one.op is Ops.MACHINE and one.arg.name == "wgmma"]  # fmt: skip
     assert parts == [0, 1, 1, 1] * tiles
     assert count(program, "wgmma.commit") == tiles
+
+
+def test_long_sums_of_8_bit_floats_keep_their_digits() -> None:
+    """A sum of thousands would have no room for an eighth, were it the unit's alone."""
+    kernel = bytes_product(64, 64, 8192, (E4M3, E4M3))
+    loop, program = lowered(kernel, text_of_bytes(ASYNC.format(3)))
+    arrays = k.arguments(kernel)
+    for slot, number in ((1, 1.0), (2, 1.125)):
+        arrays[slot][:] = encode([number], E4M3)[0]
+    assert (run_text(loop, program, arrays)[0] == 8192 * 1.125).all()
 
 
 @needs_ptxas

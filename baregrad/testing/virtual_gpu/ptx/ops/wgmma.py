@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from baregrad.base.bits import round_up
+from baregrad.ir.analysis.words import octet_sums
 from baregrad.testing.virtual_gpu.ptx.block import Block, Execute, Index
 from baregrad.testing.virtual_gpu.ptx.clocks import GROUP
 from baregrad.testing.virtual_gpu.ptx.errors import DivergentBarrier, IllegalInstruction
@@ -170,16 +171,19 @@ def _multiply(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     def body(block: Block, ids: Array) -> None:
         state = state_of(block, int(ids[0]) // GROUP)
         copy = start(block, int(ids[0]), "product")
-        total = negate_a * negate_b * (
-            read_a(block, ids, copy) @ read_b(block, ids, copy).T
-        )
+        factors = negate_a * negate_b * read_a(block, ids, copy), read_b(block, ids, copy)
         adds = scale(block, ids)
         if adds.any() != adds.all():
             block.fault(IllegalInstruction, "scale-d differs between the threads", int(ids[0]))
+        sums = np.zeros((64, columns), np.int64 if result == "s32" else np.float64)
         if adds.all():
             before = state.latest(key)
             registers = read_warps(readers, block, ids) if before is None else before.registers
-            total = total + accumulator(registers, result, columns).reshape(64, columns)
+            sums = accumulator(registers, result, columns).reshape(64, columns)
+        if left in ("e4m3", "e5m2"):
+            total = octet_sums(*factors, sums)
+        else:
+            total = factors[0] @ factors[1].T + sums
         if result == "s32":
             total = clamp(total, instruction.has("satfinite"))
         found = accumulator_registers(total.reshape(4, 16, columns), result)
