@@ -26,13 +26,19 @@ def outline(kernel: Node) -> str:
     Axes that are bound to lanes, registers or threads are named after the statement that runs for
     the whole tile of them.
     """
-    texts: dict[Node, str] = {}
-    for node in toposort(kernel):
-        texts[node] = _expression(node, texts)
+    texts = texts_of(kernel)
     text = "\n".join(line for body in kernel.src for line in _statement(body, texts, ""))
     if kernel.arg.grain == 1:
         return text
     return text.replace(" on pool:", f" on pool, {kernel.arg.grain} at a time:", 1)
+
+
+def texts_of(root: Node) -> dict[Node, str]:
+    """Return each node at or below one as text."""
+    texts: dict[Node, str] = {}
+    for node in toposort(root):
+        texts[node] = _expression(node, texts)
+    return texts
 
 
 def _statement(node: Node, texts: dict[Node, str], indent: str) -> Iterator[str]:

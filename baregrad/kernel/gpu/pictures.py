@@ -12,6 +12,7 @@ from math import prod
 from types import MappingProxyType
 
 from baregrad.base.bits import human_bytes
+from baregrad.ir.analysis.outline import extent_text, texts_of
 from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.protocol.attributes import Done, is_box
@@ -114,8 +115,8 @@ def _picture(
     beside = any(one.arg.name == wgmma.INSTRUCTION for one in units)
     how = _HOW[first.engine]
     lines = [
-        f"ring over {axis.arg.axis} of {extent}: {depth} slots of {human_bytes(each)} "
-        f"({sizes}), filled {how}",
+        f"ring over {axis.arg.axis} of {extent_text(axis, texts_of(axis))}: {depth} slots of "
+        f"{human_bytes(each)} ({sizes}), filled {how}",
         f"under way: {lead} of them, {human_bytes(lead * each)} a block",
         _row("iteration", [str(number) for number in range(shown)]),
     ]
@@ -193,7 +194,8 @@ def _cycles(loop: Node, unit: Node, target: GpuTarget) -> float:
     left, right = _factors(unit)
     products = iterations(_inside(loop, left.ranges | right.ranges))
     if unit.arg.name == wgmma.INSTRUCTION:
-        return products * left.dtype.itemsize / GROUP_BYTES_PER_CYCLE
+        # A first factor in registers may be shown as what it is rounded of.
+        return products * right.dtype.itemsize / GROUP_BYTES_PER_CYCLE
     return products / target.warp_macs_per_cycle
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from baregrad.kernel import lower, parse_schedule
 from baregrad.kernel.gpu.pictures import pipeline_lines
+from baregrad.testing.examples.nests import attended
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER
 from tests.kernel.instructions.test_mma_sync import product
@@ -72,6 +73,17 @@ def test_blocks_that_persist_and_results_that_are_stored_beside() -> None:
 def test_nothing_is_drawn_of_other_kernels() -> None:
     loop = lower(k.matmul(64, 64, 64), HOPPER, parse_schedule("Schedule(bind('i0', 'grid'))"))
     assert pipeline_lines(loop, HOPPER) == []
+
+
+def test_keys_that_stream_past_rows() -> None:
+    """Of causal attention the tiles of keys are as many as a block's rows see."""
+    kernel = attended(256, 256, 64, causal=True)
+    loop = lower(kernel, HOPPER, parse_schedule("Schedule(stream_tiles(2, 1, 64, 'wgmma'))"))
+    ring, _, _, *_, cycles, _ = pipeline_lines(loop, HOPPER)
+    # Keys and values, 64 rows of 64 halves each.
+    assert ring.startswith("ring over keys of rows * ") and "2 slots of 16.0 KiB" in ring
+    # 128 rows, 64 keys, 64 wide: two products, 2048 a cycle.
+    assert cycles.startswith(f"cycles of an iteration: matrix unit {2 * 128 * 64 * 64 // 2048}, ")
 
 
 def test_boxes_that_a_warp_of_its_own_copies() -> None:
