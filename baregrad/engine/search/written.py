@@ -104,8 +104,10 @@ def _file(path: Path, stamp: int) -> _File:
 
 def parse_written(text: str) -> Mapping[str, Schedule]:
     """The schedules of a file's text by name. Raises ScheduleError for anything else in it."""
+    # As printed a schedule is indented, and between its brackets that means nothing.
+    plain = "\n".join([line.lstrip() for line in text.splitlines()])
     try:
-        lines = ast.parse(text).body
+        lines = ast.parse(plain).body
     except (SyntaxError, ValueError) as error:
         raise ScheduleError(f"schedules do not parse ({error})", found=text[:100]) from error
     found: dict[str, Schedule] = {}
