@@ -115,10 +115,12 @@ def quantize_blocks(x: Tensor, format: str | BlockFormat, rows: int = 1) -> Bloc
     the largest element (mx), else such that it becomes the largest element, and 1 for zeros. That
     of the whole array makes the largest scale the largest of its dtype. A block with an infinity or
     NaN is NaN, where its elements have such; with a scale for all, the whole array. Raises
-    ArgumentError for other formats, ShapeError where blocks do not fill the array, DTypeError for
+    ArgumentError for other formats and for no rows, ShapeError where blocks do not fill the array, DTypeError for
     what is no float.
     """
     row = _format_of(format)
+    if rows < 1:
+        raise ArgumentError("so many rows share a scale", found=rows, wanted="1 or more")
     if not x.dtype.is_float:
         raise DTypeError("blocks are scaled of floats", found=x.dtype, wanted="floats")
     if not x.ndim or x.shape[-1] % row.length or (rows > 1 and (x.ndim < 2 or x.shape[-2] % rows)):
@@ -212,7 +214,8 @@ def _scales(largest: Tensor, row: BlockFormat) -> tuple[Tensor, Tensor | None]:
     top = float(row.element.max)
     if row.whole:
         most = top * float(row.scale.max)
-        found = largest.amax() / most
+        # Of no numbers the largest is that of zeros.
+        found = (largest.amax() if largest.numel() else Tensor.zeros(device=largest.device)) / most
         whole = found.eq(0.0).where(1.0, found).contiguous()
         # One of few digits, as of numbers that are hardly any, may be too small for the largest.
         found = (largest / (whole * top)).minimum(float(row.scale.max))

@@ -153,7 +153,19 @@ def test_products_are_summed_in_two_levels(left: str, right: str, rows: int, dev
     assert (np.abs(found - wanted) <= 2.0**-bits * size + 1e-30).all()
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_numbers_have_a_product_too(name: str) -> None:
+    some, none = (quantize_blocks(Tensor(drawn(3)[:rows]), name) for rows in (3, 0))
+    assert none.dequantize().shape == (0, 256)
+    for left, right, shape in ((none, some, (0, 3)), (some, none, (3, 0)), (none, none, (0, 0))):
+        assert scaled_matmul(left, right).numpy().shape == shape
+    nothing = quantize_blocks(Tensor.zeros(3, 0), name)
+    assert scaled_matmul(nothing, nothing).tolist() == [[0.0] * 3] * 3
+
+
 def test_what_does_not_fit() -> None:
+    with pytest.raises(ArgumentError, match="share a scale"):
+        quantize_blocks(Tensor(drawn()), "fp8", 0)
     with pytest.raises(ArgumentError, match="mxfp8"):
         quantize_blocks(Tensor(drawn()), "fp6")
     with pytest.raises(ShapeError, match="blocks of 1 x 128"):
