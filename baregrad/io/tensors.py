@@ -209,7 +209,8 @@ def _bytes_of(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype]:
     if tensor.dtype.bits >= 8:
         return raw
     pairs = raw.reshape(-1, 2)
-    return pairs[:, 0] | pairs[:, 1] << 4
+    packed: np.ndarray[tuple[int, ...], np.dtype] = pairs[:, 0] | pairs[:, 1] << 4
+    return packed
 
 
 def _unpacked(data: memoryview) -> memoryview:

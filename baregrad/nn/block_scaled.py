@@ -115,8 +115,8 @@ def quantize_blocks(x: Tensor, format: str | BlockFormat, rows: int = 1) -> Bloc
     the largest element (mx), else such that it becomes the largest element, and 1 for zeros. That
     of the whole array makes the largest scale the largest of its dtype. A block with an infinity or
     NaN is NaN, where its elements have such; with a scale for all, the whole array. Raises
-    ArgumentError for other formats and for no rows, ShapeError where blocks do not fill the array, DTypeError for
-    what is no float.
+    ArgumentError for other formats and for no rows, ShapeError where blocks do not fill the array,
+    DTypeError for what is no float.
     """
     row = _format_of(format)
     if rows < 1:

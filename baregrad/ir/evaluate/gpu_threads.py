@@ -301,7 +301,7 @@ def _multiply_groups(machine: Threads, node: Node) -> None:
         ]
         left, right = known + factors
         # By groups, warps, rows of a warp.
-        before = np.zeros((len(right), 4, 16, right.shape[1]))
+        before: Array = np.zeros((len(right), 4, 16, right.shape[1]))
         lanes = [
             (register, beside * place + tiles[number // 2])
             for number, register in enumerate(registers) for place in range(2)
