@@ -292,7 +292,10 @@ def _multiply_groups(machine: Threads, node: Node) -> None:
             machine.hidden[register] = np.array(np.broadcast_to(machine.use(register), shape))
         sums = machine.hidden[register]
         machine.values[register] = poisoned(sums.size, register.dtype).reshape(sums.shape)
-    rows, columns = accumulator_places(8 * len(tiles))
+    lanes = [
+        (register, beside * place + tiles[number // 2])
+        for number, register in enumerate(registers) for place in range(2)
+    ]
 
     def retire() -> None:
         factors: list[Array] = [
@@ -300,29 +303,35 @@ def _multiply_groups(machine: Threads, node: Node) -> None:
             for kind, one, at in zip(kinds[is_held:], sides, places, strict=True)
         ]
         left, right = known + factors
-        # By groups, warps, rows of a warp.
-        before: Array = np.zeros((len(right), 4, 16, right.shape[1]))
-        lanes = [
-            (register, beside * place + tiles[number // 2])
-            for number, register in enumerate(registers) for place in range(2)
-        ]
-        for at, (register, lane) in enumerate(lanes if keep else ()):
-            sums = machine.hidden[register][:, lane].reshape(len(right), 4, -1)
-            before[:, :, rows[at], columns[at]] = sums
-        before = before.reshape(len(right), 64, -1)
-        if size == 1 and not registers[0].dtype.is_int:
-            total = octet_sums(left, right, before)
-        else:
-            total = left @ right.transpose(0, 2, 1) + before
-        found = total.reshape(len(total), 4, 16, -1)[:, :, rows, columns]
-        found = found.transpose(2, 0, 1, 3).reshape(len(rows), -1)
-        for new, (register, lane) in zip(found, lanes, strict=True):
-            # Sums of integers wrap.
-            new = new.astype(np.int64) if register.dtype.is_int else new
-            machine.hidden[register][:, lane] = new.astype(machine.hidden[register].dtype)
+        _add_up(machine, lanes, left, right, bool(keep))
 
     machine.loose["mma"].work.append(retire)
     machine.loose["mma"].registers.update(registers)
+
+
+def _add_up(
+    machine: Threads, lanes: list[tuple[Node, int]], left: Array, right: Array, keep: bool
+) -> None:
+    """Add products of (groups, 64, K) and (groups, N, K) to hidden registers, or set these."""
+    rows, columns = accumulator_places(right.shape[1])
+    # By groups, warps, rows of a warp.
+    before: Array = np.zeros((len(right), 4, 16, right.shape[1]))
+    for at, (register, lane) in enumerate(lanes if keep else ()):
+        sums = machine.hidden[register][:, lane].reshape(len(right), 4, -1)
+        before[:, :, rows[at], columns[at]] = sums
+    before = before.reshape(len(right), 64, -1)
+    is_int = lanes[0][0].dtype.is_int
+    # Of 32 bytes 32 elements are those of 8 bits.
+    if right.shape[2] == 32 and not is_int:
+        total = octet_sums(left, right, before)
+    else:
+        total = left @ right.transpose(0, 2, 1) + before
+    found = total.reshape(len(total), 4, 16, -1)[:, :, rows, columns]
+    found = found.transpose(2, 0, 1, 3).reshape(len(rows), -1)
+    for new, (register, lane) in zip(found, lanes, strict=True):
+        # Sums of integers wrap.
+        new = new.astype(np.int64) if is_int else new
+        machine.hidden[register][:, lane] = new.astype(machine.hidden[register].dtype)
 
 
 def _held_rows(machine: Threads, words: Sequence[Node], dtype: DType) -> Array:
