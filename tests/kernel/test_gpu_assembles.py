@@ -6,10 +6,12 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from baregrad.engine.explain import kernels_of, null_backend
 from baregrad.ir.core.node import Node
 from baregrad.kernel import choose_schedule
 from baregrad.render import get
@@ -33,6 +35,41 @@ LARGE: tuple[tuple[Callable[..., Node], tuple[Any, ...]], ...] = (
     (k.conv, (64, 96, 96, 56, 56, 7, 1, 3, 96)),
     (k.matmul, (8192, 4096, 5)),
 )
+# Products of all dtypes that units have, a convolution, attention, decoding, blocks of numbers.
+PROGRAM = """
+from baregrad import Tensor, nn, options
+
+def drawn(*shape, dtype="bfloat16"):
+    return Tensor.randn(*shape).cast(dtype).realize()
+
+for dtype in ("bfloat16", "float16"):
+    (drawn(1024, 512, dtype=dtype) @ drawn(512, 768, dtype=dtype)).realize()
+    (drawn(512, 1024, dtype=dtype).T @ drawn(512, 768, dtype=dtype)).realize()
+    (drawn(100, 4096, dtype=dtype) @ drawn(4096, 130, dtype=dtype)).realize()
+for dtype, out in (("float8_e4m3fn", "bfloat16"), ("float8_e5m2", "float32"), ("int8", "int32")):
+    left, right = drawn(1024, 512, dtype=dtype), drawn(768, 512, dtype=dtype)
+    left.matmul(right.T, out_dtype=out).realize()
+with options.override(matmul_precision="high"):
+    (drawn(1024, 512, dtype="float32") @ drawn(512, 768, dtype="float32")).realize()
+x, w = drawn(8, 64, 28, 28).requires_grad_(), drawn(128, 64, 3, 3).requires_grad_()
+y = x.conv2d(w, padding=1)
+(y * drawn(8, 128, 28, 28)).sum().backward()
+Tensor.realize(y, x.grad, w.grad)
+for width in (64, 80, 128, 192, 256):
+    q, k, v = [drawn(1, heads, 512, width).requires_grad_() for heads in (4, 2, 2)]
+    mask = Tensor.ones(512, 512).tril() > 0 if width == 80 else None
+    y = q.scaled_dot_product_attention(k, v, mask, is_causal=mask is None, enable_gqa=True)
+    (y * drawn(1, 4, 512, width)).sum().backward()
+    Tensor.realize(y, q.grad, k.grad, v.grad)
+k, v = [drawn(4, 2, 2000, 128, dtype="float8_e4m3fn").cast("bfloat16") for _ in range(2)]
+drawn(4, 8, 1, 128).scaled_dot_product_attention(k, v, enable_gqa=True).realize()
+for name in ("fp8", "mxfp4", "nvfp4", "int4"):
+    one, other = [nn.quantize_blocks(drawn(256, 512, dtype="float32"), name) for _ in range(2)]
+    nn.scaled_matmul(one, other).realize()
+layer = nn.Float8Linear(512, 512)
+layer(drawn(256, 512)).square().mean().backward()
+layer.weight.grad.realize()
+"""
 # The assembler may spill a few bytes for one more block on a multiprocessor.
 FEW_BYTES = 32
 ptxas = shutil.which("ptxas")
@@ -46,6 +83,8 @@ def assembled(text: str, architecture: str) -> tuple[int, int]:
     done = subprocess.run(command, input=text.encode(), capture_output=True, check=False)
     told = done.stderr.decode()
     assert done.returncode == 0, f"{told}\n{text}"
+    # Products of groups of warps that wait for each other.
+    assert "(C75" not in told, told
     registers = re.search(r"Used (\d+) registers", told)
     spilled = re.search(r"(\d+) bytes spill stores", told)
     assert registers
@@ -70,6 +109,24 @@ def test_kernels_assemble(
         assert spilled <= FEW_BYTES, name
         threads = program.arg.block[0] * program.arg.block[1] * program.arg.block[2]
         assert registers * threads <= target.registers_per_unit, name
+
+
+@needs_ptxas
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", [row.name for row in GPU_ROWS])
+def test_programs_assemble(architecture: str, tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    null = null_backend(architecture)
+    target = gpu_row(architecture)
+    units = set()
+    for found in kernels_of(path, null):
+        text = null.compiler.without_code(found.kernel).source
+        units |= {unit for unit in ("wgmma", "mma.sync") if unit in text}
+        _, spilled = assembled(text, target.architecture)
+        assert spilled <= FEW_BYTES, found.kernel.arg.name
+    assert ("wgmma" in units) == (target.warpgroup_warps > 0)
+    assert "mma.sync" in units or architecture == "sm_75"
 
 
 @needs_ptxas
