@@ -73,6 +73,9 @@ def test_special_values(
     (((128, 64), (1, 1.125)), 0, 8193), (((128, 128), (1, 1.125)), 0, 16384),
     (((1, 1.125),), 8192, 8193), (((1, 1.125),), 16384, 16384), (((-1, 1.125),), 8192, 8191),
     (((128, 128), (-128, 128), (1, 1.125)), 0, 0), (((1, 1.125),), 0, 1.125),
+    # Of 2.25, whose factors' exponents are 0, two halves of its last bit are kept, and make one.
+    (((1.5, 1.5), (2.0**-6, 2.0**-7)), 0, 2.25), (((2.0, 1.0), *((2.0**-6, 2.0**-7),) * 2), 0, 2),
+    (((1.5, 1.5), *((2.0**-6, 2.0**-7),) * 2), 0, 2.25 + 2.0**-12),
     (((0.0, 1.0),), 0, 0), (((np.nan, 1.0),), 1, np.nan), (((0.0, 1.0),), np.inf, np.inf),
 ])  # fmt: skip
 def test_sums_of_8_bit_floats_keep_13_bits_below_the_first_of_the_largest(
@@ -80,5 +83,6 @@ def test_sums_of_8_bit_floats_keep_13_bits_below_the_first_of_the_largest(
 ) -> None:
     """As Hopper's unit gave them: what is cut off hangs on the largest term, not on the sum."""
     left, right = (np.array(side, np.float64)[None] for side in zip(*products, strict=True))
-    found = octet_sums(left, right, np.array([[before]], np.float64))
+    kinds = dtypes.float8_e4m3fn, dtypes.float8_e4m3fn
+    found = octet_sums(left, right, np.array([[before]], np.float64), kinds)
     assert np.array_equal(found, [[wanted]], equal_nan=True)

@@ -25,8 +25,10 @@ WORD_NBYTES = 4
 # Words in a row of a tile of factors, which are one instruction, and rows in a tile.
 TILE = 16
 _SMALLEST = np.float32(2.0**-126)
-# Bits below the first one of the largest term that Hopper's sums of 8-bit floats keep.
+# Bits below the first one of the largest term that Hopper's sums of 8-bit floats keep, and what
+# stands for the exponent of 0.
 OCTET_SUM_BITS = 13
+_NOWHERE = -1000
 
 
 class Factors(NamedTuple):
@@ -125,22 +127,44 @@ def tiles_value(name: str, total: Array, left: Array, right: Array) -> Array:
     return found
 
 
-def octet_sums(left: Array, right: Array, before: Array) -> Array:
+def octet_sums(left: Array, right: Array, before: Array, kinds: tuple[DType, DType]) -> Array:
     """What one instruction of Hopper's unit adds up of 8-bit floats, and what was there before.
 
-    left, right: values (..., M, K) and (..., N, K); before: (..., M, N). Products are exact; of
-    them and of what was there all bits are cut off that lie too far below the first one of the
-    largest, whatever the sum comes to.
+    left, right: values (..., M, K) and (..., N, K) of two dtypes; before: (..., M, N). Products are
+    exact. Of them and of what was there all bits are cut off that lie too far below the largest
+    term, whatever the sum comes to, which is cut off as well. How large a product is say the
+    exponents of its factors: one of 1.5 by 1.5 is no larger than one of 1 by 1. So an H200 does.
     """
+    rows, columns = (
+        np.where(side == 0, _NOWHERE, np.maximum(_exponents(side), 1 - _bias(kind)))
+        for side, kind in zip((left, right), kinds, strict=True)
+    )
+    sizes = rows[..., :, None, :] + columns[..., None, :, :]
     with np.errstate(invalid="ignore"):
         products = left[..., :, None, :] * right[..., None, :, :]
         terms = np.concatenate([products, before[..., None]], -1, dtype=np.float64)
-        size = np.abs(terms).max(-1, keepdims=True)
-        unit = np.ldexp(1.0, np.frexp(size)[1] - 1 - OCTET_SUM_BITS)
-        is_plain = np.isfinite(size) & (size > 0)
-        cut = np.trunc(terms / unit) * unit
-        found: Array = np.where(is_plain, cut, terms).sum(-1)
+        sizes = np.concatenate([sizes, _exponents(before)[..., None]], -1)
+        found = _cut(terms, sizes.max(-1, keepdims=True)).sum(-1)
+        cut = _cut(found, _exponents(found))
+    return np.where(np.isfinite(terms).all(-1), cut, terms.sum(-1))
+
+
+def _cut(values: Array, size: Array) -> Array:
+    """Values without the bits that lie too far below a power of two."""
+    unit = np.ldexp(1.0, np.maximum(size, -500) - OCTET_SUM_BITS)
+    cut: Array = np.trunc(values / unit) * unit
+    return cut
+
+
+def _exponents(values: Array) -> Array:
+    """Exponents of values' first bits, far below all others for 0."""
+    found: Array = np.where(values == 0, _NOWHERE, np.frexp(values)[1] - 1)
     return found
+
+
+def _bias(kind: DType) -> int:
+    assert kind.format is not None
+    return kind.format.bias
 
 
 def flushed(values: Array) -> Array:

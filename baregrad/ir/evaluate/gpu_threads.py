@@ -303,16 +303,18 @@ def _multiply_groups(machine: Threads, node: Node) -> None:
             for kind, one, at in zip(kinds[is_held:], sides, places, strict=True)
         ]
         left, right = known + factors
-        _add_up(machine, lanes, left, right, bool(keep))
+        _add_up(machine, lanes, (left, right), kinds, bool(keep))
 
     machine.loose["mma"].work.append(retire)
     machine.loose["mma"].registers.update(registers)
 
 
 def _add_up(
-    machine: Threads, lanes: list[tuple[Node, int]], left: Array, right: Array, keep: bool
+    machine: Threads, lanes: list[tuple[Node, int]], factors: tuple[Array, Array],
+    kinds: Sequence[str], keep: bool,
 ) -> None:
     """Add products of (groups, 64, K) and (groups, N, K) to hidden registers, or set these."""
+    left, right = factors
     rows, columns = accumulator_places(right.shape[1])
     # By groups, warps, rows of a warp.
     before: Array = np.zeros((len(right), 4, 16, right.shape[1]))
@@ -323,7 +325,7 @@ def _add_up(
     is_int = lanes[0][0].dtype.is_int
     # Of 32 bytes 32 elements are those of 8 bits.
     if right.shape[2] == 32 and not is_int:
-        total = octet_sums(left, right, before)
+        total = octet_sums(left, right, before, (as_dtype(kinds[0]), as_dtype(kinds[1])))
     else:
         total = left @ right.transpose(0, 2, 1) + before
     found = total.reshape(len(total), 4, 16, -1)[:, :, rows, columns]

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from baregrad.base.bits import round_up
+from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.words import octet_sums
 from baregrad.testing.virtual_gpu.ptx.block import Block, Execute, Index
 from baregrad.testing.virtual_gpu.ptx.clocks import GROUP
@@ -45,6 +46,7 @@ from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array
 
 _SHAPE: Final = re.compile(r"m64n(\d+)k(\d+)")
 _TYPES: Final = ("f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "f32", "s32")
+_OCTETS: Final = MappingProxyType({"e4m3": dtypes.float8_e4m3fn, "e5m2": dtypes.float8_e5m2})
 _SPANS: Final = (0, 128, 64, 32)
 _POISON: Final = np.uint32(0x7FC0DEAD)
 # The rows of an operand in registers, or of a descriptor's matrix.
@@ -180,8 +182,8 @@ def _multiply(decoder: Decoder, instruction: PtxInstruction) -> Execute:
             before = state.latest(key)
             registers = read_warps(readers, block, ids) if before is None else before.registers
             sums = accumulator(registers, result, columns).reshape(64, columns)
-        if left in ("e4m3", "e5m2"):
-            total = octet_sums(*factors, sums)
+        if left in _OCTETS:
+            total = octet_sums(*factors, sums, (_OCTETS[left], _OCTETS[right]))
         else:
             total = factors[0] @ factors[1].T + sums
         if result == "s32":
