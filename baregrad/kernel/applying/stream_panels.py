@@ -176,6 +176,15 @@ def tiles_of(wide: int, groups: bool) -> tuple[Node, ...]:
     return axis_of(31, wide // PANEL, "unroll", "p"), axis_of(32, tiles, "unroll", "d")
 
 
+def steps_of(depths: Sequence[int], place: int, groups: bool) -> tuple[Node, ...]:
+    """The axes of the steps of a product of scores, which those as deep have in common."""
+    number = 3 * depths.index(depths[place])
+    if not groups:
+        return (axis_of(10 + number, depths[place] // DEPTH, "unroll", "ko"),)
+    panels = axis_of(9 + number, depths[place] // PANEL, "unroll", "kp")
+    return panels, axis_of(10 + number, PANEL // DEPTH, "unroll", "ko")
+
+
 def in_panel(wide: Sequence[Node], own: Node, octets: bool = False) -> tuple[Node, ...]:
     """A column of sums, or its panel and its column there, of the axes of tiles and of its own.
 

@@ -52,6 +52,7 @@ from baregrad.kernel.applying.stream_panels import (
     panel_array,
     read_where,
     rows_of,
+    steps_of,
     tiles_of,
     whole,
     width_of,
@@ -448,14 +449,10 @@ class _Builder:
 
     def _scores(self, place: int, total: Node) -> Node:
         """The MMA of a product inside the stream."""
-        each, left, right = self.facts.products[place], self.left[place], self.right[place]
-        deep = width_of(each.depth)
+        left, right = self.left[place], self.right[place]
         column = index.add(index.mul(self.part, N), self.n)
         slot = () if self.facts.over is None else self._slot(self.loop)
-        outer: Places = (axis_of(10, deep // DEPTH, "unroll", "ko"),)
-        if self.groups:
-            panels, steps = deep // wgmma.PANEL, wgmma.PANEL // DEPTH
-            outer = axis_of(9, panels, "unroll", "kp"), axis_of(10, steps, "unroll", "ko")
+        outer = steps_of([width_of(one.depth) for one in self.facts.products], place, self.groups)
         step = (*outer[:-1], index.add(index.mul(outer[-1], DEPTH), self.k))
         a = load(left.array, whole((*slot, *left.places(self.place, *step))))
         there = right.places(column, *step)

@@ -146,38 +146,41 @@ def test_what_one_block_alone_reads_comes_by_whole_lines(
     assert whole and any("L2::128B" in line for line in whole) == once
 
 
-@pytest.mark.parametrize(("queries", "keys", "heads", "shared", "causal"), [
-    (128, 128, 1, 1, True), (72, 70, 1, 1, False),
+@pytest.mark.parametrize(("queries", "keys", "widths", "unit", "causal"), [
+    (128, 128, (64, 64), "wgmma.mma_async", True), (72, 70, (64, 64), "wgmma.mma_async", False),
+    (64, 40, (64, 128), "wgmma.mma_async", False), (20, 36, (32, 16), "mma.sync", True),
 ])  # fmt: skip
-def test_gradients_by_groups_of_warps(
-    queries: int, keys: int, heads: int, shared: int, causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All of them beside PyTorch's in float64, of the same bfloat16 numbers."""
+def test_gradients_by_matrix_units(
+    queries: int, keys: int, widths: tuple[int, int], unit: str, causal: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """All of them beside PyTorch's in float64, of the same bfloat16 numbers.
+
+    widths: of keys and of values, whose products a gradient's weights are made of.
+    """
     texts: list[str] = []
     load = PtxDevice.load
     monkeypatch.setattr(
         PtxDevice, "load", lambda self, program: texts.append(program.source) or load(self, program)
     )
     random = np.random.default_rng(queries)
-    shapes = [(1, heads, queries, 64), *[(1, shared, keys, 64)] * 2, (1, heads, queries, 64)]
+    wide, out = widths
+    shapes = [(1, 1, queries, wide), (1, 1, keys, wide), (1, 1, keys, out), (1, 1, queries, out)]
     given = [torch.tensor(random.standard_normal(shape)).bfloat16() for shape in shapes]
     q, k, v = [each.double().requires_grad_() for each in given[:3]]
-    grouped = heads != shared
-    wanted = torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, is_causal=causal, enable_gqa=grouped
-    )
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
     wanted.backward(given[3].double())
     with ptx_session():
         x, y, z, g = [Tensor(each.float().numpy()).cast("bfloat16") for each in given]
         own = [each.detach().requires_grad_() for each in (x, y, z)]
-        found = own[0].scaled_dot_product_attention(*own[1:], is_causal=causal, enable_gqa=grouped)
+        found = own[0].scaled_dot_product_attention(*own[1:], is_causal=causal)
         found.backward(g)
         results = [each.cast("float32").numpy() for each in (found, *[one.grad for one in own])]
     for result, one in zip(results, (wanted, q.grad, k.grad, v.grad), strict=True):
         exact = one.detach().numpy()
         assert np.abs(result - exact).max() < 2.0**-6 * np.abs(exact).max()
-    # Results, gradients of queries, and of keys and values.
-    assert sum("wgmma.mma_async" in text for text in texts) >= 3
+    # Results, gradients of queries, and of keys and values; not all where values are wide.
+    assert sum(unit in text for text in texts) >= 3 - (out > 64)
 
 
 def seen_of(count: Any, lengths: Any, queries: int, keys: int, window: int) -> Any:
