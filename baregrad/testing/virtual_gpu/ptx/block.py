@@ -1,13 +1,16 @@
-"""One block as it runs: registers, memory, and which threads may go on.
+"""Blocks as they run: registers, memory, and which threads may go on.
 
 All threads at the lowest program counter run together, so branches that part meet again where the
 text does. A thread waits at a warp's instruction until those that it names are there, at a barrier
 until the block is. Every thread is run now and then, so that one may wait for what another writes.
+
+Blocks that share nothing run as one, thread behind thread: an instruction is then read once for all
+of them. Each has barriers and a part of shared memory of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -74,6 +77,7 @@ class PreparedKernel:
 
     `leaders` are the places of instructions at which threads that parted may meet, `granule` the
     bytes of the smallest access that may touch shared memory, `globals` the module's variables.
+    `joins` says whether blocks may run as one.
     """
 
     kernel: KernelText
@@ -86,10 +90,11 @@ class PreparedKernel:
     constants: np.ndarray[Any, np.dtype[np.uint8]]
     globals: PtxMemory
     granule: int
+    joins: bool
 
 
 class Block:
-    """The threads of one block and all that they share."""
+    """The threads of one block, or of several that run as one, and all that they share."""
 
     def __init__(
         self,
@@ -97,7 +102,7 @@ class Block:
         memory: PtxMemory,
         grid: Shape,
         shape: Shape,
-        place: Shape,
+        places: Sequence[Shape],
         parameters: np.ndarray[Any, np.dtype[np.uint8]],
         shared_nbytes: int,
         cluster: BlockCluster,
@@ -109,8 +114,10 @@ class Block:
         self.memory = memory
         self.grid = grid
         self.shape = shape
-        self.place = place
-        self.count = count = shape[0] * shape[1] * shape[2]
+        self.places = places
+        # The threads of each block, and those of all.
+        self.each = shape[0] * shape[1] * shape[2]
+        self.count = count = self.each * len(places)
         self.threads = np.arange(count)
         self.registers: list[Array | None] = [None] * len(program.register_bits)
         self.carry = np.zeros(count, bool)
@@ -119,8 +126,8 @@ class Block:
         self.shared_nbytes = shared_nbytes
         self.shared = Region(
             SHARED_WINDOW,
-            np.full(shared_nbytes, 0xA5, np.uint8),
-            np.zeros(shared_nbytes, np.uint8),
+            np.full(shared_nbytes * len(places), 0xA5, np.uint8),
+            np.zeros(shared_nbytes * len(places), np.uint8),
             "shared memory",
         )
         local = program.local_nbytes
@@ -137,7 +144,7 @@ class Block:
         self.races: SharedRaces | None = None
         if self.clocks is not None:
             own = slice(first, first + count)
-            self.races = SharedRaces(self.clocks, own, shared_nbytes, program.granule)
+            self.races = SharedRaces(self.clocks, own, self.shared.nbytes, program.granule)
             self.shared.races = self.races
         self.counter = np.zeros(count, np.int64)
         self.state = np.zeros(count, np.uint8)
@@ -157,6 +164,7 @@ class Block:
     def thread(self, number: int) -> Shape:
         """Return the (x, y, z) of a thread's number."""
         x, y, _ = self.shape
+        number %= self.each
         return number % x, number // x % y, number // (x * y)
 
     def fault(
@@ -174,7 +182,7 @@ class Block:
             line=instruction.line,
             text=instruction.text,
             thread=None if thread is None else self.thread(thread),
-            block=self.place,
+            block=self.places[0 if thread is None else thread // self.each],
             address=address,
             hint=hint,
         )
@@ -197,6 +205,11 @@ class Block:
     def warp(self, number: int) -> Array:
         """Return the threads of a warp."""
         return np.arange(number * WARP, min(number * WARP + WARP, self.count))
+
+    @property
+    def place(self) -> Shape:
+        """Where the block is in the grid, or the first of those that run as one."""
+        return self.places[0]
 
     @property
     def warps(self) -> int:
@@ -404,7 +417,9 @@ class Block:
             "shared": self.shared, "local": self.local,
             "param": self.parameters, "const": self.constants,
         }[space]
-        size = self.program.local_nbytes if space == "local" else region.nbytes
+        size = {"local": self.program.local_nbytes, "shared": self.shared_nbytes}.get(
+            space, region.nbytes
+        )
         chosen = offsets if which.all() else offsets[which]
         if len(chosen) and (int(chosen.min()) < 0 or int(chosen.max()) + nbytes > size):
             at = int(np.argmax(which & ((offsets < 0) | (offsets + nbytes > size))))
@@ -416,6 +431,8 @@ class Block:
             )
         if space == "local":
             chosen = chosen + self.ids(index)[which] * size
+        elif space == "shared" and len(self.places) > 1:
+            chosen = chosen + self.ids(index)[which] // self.each * size
         return [(region, chosen, which)]
 
     def load(
@@ -486,7 +503,7 @@ class Block:
             f"a race in shared memory: it {race.kind} by {self.cluster.who(race.other, self)}"
             " with no barrier between",
             race.agent % self.count,
-            offset,
+            offset % self.shared_nbytes,
         )
 
 
@@ -522,5 +539,7 @@ def _check_collision(
 
 def _address_of(block: Block, region: Region, offset: int) -> int:
     """Return the address that a kernel uses for a byte of a region."""
-    windows = (block.shared, block.local, block.parameters, block.constants)
+    windows = (block.local, block.parameters, block.constants)
+    if region is block.shared:
+        return offset % block.shared_nbytes
     return offset if region in windows else region.base + offset

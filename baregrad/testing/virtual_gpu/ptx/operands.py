@@ -40,14 +40,19 @@ def _dimension(field: str, axis: int) -> Callable[[Block], Array]:
     return lambda block: np.full(block.count, getattr(block, field)[axis])
 
 
+def _place(axis: int) -> Callable[[Block], Array]:
+    return lambda block: np.repeat([place[axis] for place in block.places], block.each)
+
+
 def _of_cluster(name: str, axis: int) -> Callable[[Block], Array]:
     def make(block: Block) -> Array:
-        place, count, size = block.place[axis], block.grid[axis], block.cluster.shape[axis]
+        count, size = block.grid[axis], block.cluster.shape[axis]
+        place = _place(axis)(block)
         values = {
             "clusterid": place // size, "nclusterid": count // size,
             "cluster_ctaid": place % size, "cluster_nctaid": size,
         }
-        return np.full(block.count, values[name])
+        return np.broadcast_to(values[name], block.count)
 
     return make
 
@@ -78,8 +83,8 @@ def _dynamic_size(block: Block) -> Array:
 def _specials() -> dict[str, Callable[[Block], Array]]:
     found: dict[str, Callable[[Block], Array]] = {
         "%laneid": lambda block: block.threads % WARP,
-        "%warpid": lambda block: block.threads // WARP,
-        "%nwarpid": lambda block: np.full(block.count, block.warps),
+        "%warpid": lambda block: block.threads % block.each // WARP,
+        "%nwarpid": lambda block: np.full(block.count, -(-block.each // WARP)),
         "%smid": _constant(0),
         "%nsmid": _constant(1),
         "%gridid": _constant(0),
@@ -91,7 +96,8 @@ def _specials() -> dict[str, Callable[[Block], Array]]:
     }
     for axis, letter in enumerate("xyz"):
         found[f"%tid.{letter}"] = _thread_axis(axis)
-        for name, field in (("ntid", "shape"), ("ctaid", "place"), ("nctaid", "grid")):
+        found[f"%ctaid.{letter}"] = _place(axis)
+        for name, field in (("ntid", "shape"), ("nctaid", "grid")):
             found[f"%{name}.{letter}"] = _dimension(field, axis)
         for name in ("clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid"):
             found[f"%{name}.{letter}"] = _of_cluster(name, axis)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from baregrad.base.bits import round_up
 from baregrad.base.errors import ArgumentError
-from baregrad.testing.virtual_gpu.ptx.block import Block, PreparedInstruction, PreparedKernel
+from baregrad.testing.virtual_gpu.ptx.block import WARP, Block, PreparedInstruction, PreparedKernel
 from baregrad.testing.virtual_gpu.ptx.cluster import BlockCluster
 from baregrad.testing.virtual_gpu.ptx.memory import MODULE_WINDOW, PtxMemory
 from baregrad.testing.virtual_gpu.ptx.operands import Decoder, guarded
@@ -48,6 +48,14 @@ _CONTROL: Final = MappingProxyType({
     **FLOW, **WARP_CONTROL, **MATRIX_CONTROL, **MBARRIER_CONTROL, **COPY_CONTROL,
     **WARPGROUP_CONTROL,
 })
+# What blocks that run as one have none of: their state is a block's or a cluster's.
+_OF_ONE_BLOCK: Final = (
+    "mbarrier", "wgmma", "setmaxnreg", "mapa", "getctarank", "bulk", "cluster", "shared::cluster",
+    "proxy", "async::generic",
+)
+# How many threads run as one at most; with shared memory, of which each knows what others did.
+JOINED: Final = 8192
+JOINED_SHARED: Final = 512
 MAX_THREADS: Final = 1024
 MAX_SHARED: Final = 232_448
 MAX_CLUSTER: Final = 16
@@ -112,17 +120,29 @@ class PtxKernel:
         size = self._cluster(grid_shape, cluster)
         counts = tuple(whole // part for whole, part in zip(grid_shape, size, strict=True))
         with np.errstate(all="ignore"):
-            for corner in _places(counts):
-                together = BlockCluster(size, int(np.prod(block_shape)), check_races)
+            corners = list(_places(counts))
+            joined = self._joined(size, block_shape, total)
+            for first in range(0, len(corners), joined):
+                some = corners[first : first + joined]
+                threads = int(np.prod(block_shape)) * len(some)
+                together = BlockCluster(size, threads, check_races)
                 for inner in _places(size):
-                    x, y, z = (
-                        a * b + c for a, b, c in zip(corner, size, inner, strict=True)
-                    )
+                    places = [
+                        tuple(a * b + c for a, b, c in zip(corner, size, inner, strict=True))
+                        for corner in some
+                    ]
                     together.blocks.append(Block(
-                        program, memory, grid_shape, block_shape, (x, y, z), data, total,
-                        together, step_limit, skew, unseen,
+                        program, memory, grid_shape, block_shape, places, data, total, together,
+                        step_limit, skew, unseen,
                     ))  # fmt: skip
                 together.run()
+
+    def _joined(self, cluster: Shape, block: Shape, shared_nbytes: int) -> int:
+        """Return how many blocks run as one."""
+        threads = int(np.prod(block))
+        if not self.program.joins or cluster != (1, 1, 1) or threads % WARP:
+            return 1
+        return max((JOINED_SHARED if shared_nbytes else JOINED) // threads, 1)
 
     def _cluster(self, grid: Shape, given: Sequence[int] | None) -> Shape:
         """Return the blocks of a cluster; raise ArgumentError where they do not fit."""
@@ -242,6 +262,9 @@ def _prepare_kernel(kernel: KernelText, places: Places, globals_: PtxMemory) -> 
         constants=_constants([one for one, _ in places.values() if one.space == "const"], places),
         globals=globals_,
         granule=_granule(instructions),
+        joins=not any(
+            one.opcode in _OF_ONE_BLOCK or one.has(*_OF_ONE_BLOCK) for one in instructions
+        ),
     )  # fmt: skip
 
 

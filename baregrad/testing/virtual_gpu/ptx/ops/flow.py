@@ -75,8 +75,12 @@ def branch(decoder: Decoder, instruction: PtxInstruction) -> Execute:
             return
         taken = guard(block, index)
         if uniform and taken.any() and not taken.all():
-            thread = int(block.ids(index)[int(np.argmin(taken))])
-            block.fault(DivergentBarrier, "threads part at a branch marked uniform", thread)
+            ids = block.ids(index)
+            of = ids // block.each
+            parted = ~taken & np.isin(of, of[taken])
+            if parted.any():
+                thread = int(ids[int(np.argmax(parted))])
+                block.fault(DivergentBarrier, "threads part at a branch marked uniform", thread)
         block.counter[index] = np.where(taken, target, block.step + 1)
 
     return run
@@ -172,6 +176,10 @@ def gather_warps(
 # ---- barriers of the block ----------------------------------------------------------------------
 
 
+# As many as a block has.
+_BARRIERS: Final = 16
+
+
 class BlockBarrier:
     """One of a block's sixteen barriers: who has arrived, who waits, how many are needed."""
 
@@ -184,7 +192,7 @@ class BlockBarrier:
 
 
 def barriers(block: Block) -> dict[int, BlockBarrier]:
-    """Return the block's barriers, by number."""
+    """Return the barriers at which somebody is, by number; of each block they have their own."""
     found: dict[int, BlockBarrier] = block.family.setdefault("barriers", {})
     return found
 
@@ -206,6 +214,7 @@ def barrier(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     result = u32 if reduces == "popc" else pred
     write = None if target is None else decoder.write(instruction, target, result)
     arrives = instruction.has("arrive")
+    plain = count is None and not arrives and not reduces
     guard = decoder.guard(instruction)
 
     def run(block: Block, index: Index) -> None:
@@ -213,21 +222,29 @@ def barrier(decoder: Decoder, instruction: PtxInstruction) -> Execute:
         ids = gather_warps(block, index, None, "a barrier")
         if not len(ids):
             return
-        numbers = block.full(ids, number(block, ids))
+        numbers = number(block, ids)
+        if plain and len(numbers) == 1 and isinstance(index, slice) and not barriers(block):
+            # Everybody is here, and nobody was before.
+            if block.clocks is not None:
+                block.clocks.meet(block.agents(index))
+            proceed(block, index)
+            return
+        numbers = block.full(ids, numbers) + ids // block.each * _BARRIERS
         for each in np.unique(numbers):
             here = ids[numbers == each]
             one = barriers(block).setdefault(int(each), BlockBarrier(block.count))
-            needed = block.count if count is None else int(count(block, here)[0])
+            needed = block.each if count is None else int(count(block, here)[0])
             _arrive(block, one, here, needed, arrives)
             if value is not None:
                 one.values[here] = value(block, here)
-            _release(block, one, reduces, write)
+            if _release(block, one, reduces, write):
+                del barriers(block)[int(each)]
 
     return run
 
 
 def _arrive(block: Block, one: BlockBarrier, here: Array, needed: int, arrives: bool) -> None:
-    if needed % WARP and needed != block.count:
+    if needed % WARP and needed != block.each:
         block.fault(DivergentBarrier, f"a barrier of {needed} threads, no multiple of {WARP}")
     if one.arrived.any() and one.needed != needed:
         block.fault(
@@ -247,11 +264,11 @@ def _arrive(block: Block, one: BlockBarrier, here: Array, needed: int, arrives: 
         block.state[here] = AT_BARRIER
 
 
-def _release(block: Block, one: BlockBarrier, reduces: str, write: Any) -> None:
-    """Send everybody on once all have arrived."""
+def _release(block: Block, one: BlockBarrier, reduces: str, write: Any) -> bool:
+    """Send everybody on once all have arrived; return whether they have."""
     arrived = int(one.arrived.sum())
     if arrived < one.needed:
-        return
+        return False
     waiting = np.flatnonzero(one.waiting)
     if block.clocks is not None and len(waiting):
         agents = block.agents(waiting)
@@ -264,9 +281,7 @@ def _release(block: Block, one: BlockBarrier, reduces: str, write: Any) -> None:
         write(block, waiting, np.array([found], np.uint32 if reduces == "popc" else bool))
     block.state[waiting] = RUNS
     block.counter[waiting] += 1
-    one.arrived[:] = False
-    one.waiting[:] = False
-    one.clock = None
+    return True
 
 
 def _warp_barrier(decoder: Decoder, instruction: PtxInstruction) -> Execute:
