@@ -154,9 +154,9 @@ class PtxDevice(Device):
         return operand.address
 
     def _bytes(self, address: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        for base, data in self._arrays.items():
-            if base <= address and address + nbytes <= base + data.nbytes:
-                return data[address - base : address - base + nbytes]
+        region = self._memory.find(address)
+        if region is not None and address + nbytes <= region.base + region.nbytes:
+            return region.data[address - region.base : address - region.base + nbytes]
         raise UnsupportedDevice("an address outside every buffer", found=hex(address))
 
 

@@ -6,6 +6,7 @@ Where an allocation knows which of its bytes were written, reading any other is 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -142,8 +143,9 @@ class PtxMemory:
 
     def free(self, base: int) -> None:
         """Forget an allocation; what still points there faults."""
-        del self._regions[base]
-        self._sort()
+        place = self._sorted.index(self._regions.pop(base))
+        del self._sorted[place]
+        self._bases = np.delete(self._bases, place)
 
     def overlaps_recent(self, count: int, addresses: Array, nbytes: int) -> Array:
         """Return which accesses touch what the first `count` of the recent writes wrote."""
@@ -202,14 +204,12 @@ class PtxMemory:
     def insert(self, region: Region) -> None:
         """Make a region an allocation; raise ArgumentError where it overlaps another."""
         end = region.base + region.nbytes
-        for other in self._sorted:
+        place = bisect_left(self._sorted, region.base, key=lambda one: one.base)
+        for other in self._sorted[max(place - 1, 0) : place + 1]:
             if region.base < other.base + other.nbytes and other.base < end:
                 raise ArgumentError(
                     "allocations overlap", found=f"{region.base:#x} and {other.base:#x}"
                 )
         self._regions[region.base] = region
-        self._sort()
-
-    def _sort(self) -> None:
-        self._sorted = [self._regions[base] for base in sorted(self._regions)]
-        self._bases = np.array([region.base for region in self._sorted], np.int64)
+        self._sorted.insert(place, region)
+        self._bases = np.insert(self._bases, place, region.base)

@@ -241,7 +241,8 @@ class Decoder:
                 array = block.registers[number]
                 if array is None:
                     unwritten(block, index)
-                return np.asarray(array.view(dtype)[index])
+                whole = array.view(dtype)
+                return whole if isinstance(index, slice) else np.asarray(whole[index])
 
             return read_whole
         narrow = UNSIGNED[row.bits]

@@ -21,15 +21,16 @@ from baregrad.testing.virtual_gpu.ptx.syntax import (
 )
 
 _TOKEN: Final = re.compile(
-    r"""(?P<space>[ \t\r\f]+|//[^\n]*)
-      | (?P<newline>\n)
+    r"""(?:[ \t\r\f]+|//[^\n]*)*
+      (?: (?P<newline>\n+)
       | (?P<comment>/\*.*?\*/)
       | (?P<string>"[^"\n]*")
       | (?P<number>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?
           |\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\d+U?)
       | (?P<word>[A-Za-z_$%][\w$]*(?:\.\w+(?:::\w+)*)*)
       | (?P<directive>\.[A-Za-z_]\w*(?:::\w+)*)
-      | (?P<mark>[][{}(),;:@!|+\-<>=])""",
+      | (?P<mark>[][{}(),;:@!|+\-<>=])
+      | (?P<end>\Z))""",
     re.VERBOSE | re.DOTALL,
 )
 _SPACES: Final = frozenset({"reg", "shared", "local", "const", "global", "param"})
@@ -69,16 +70,18 @@ class _Parser:
 
     def _split(self) -> list[PtxToken]:
         tokens, place, line = [], 0, 1
-        while place < len(self.text):
-            match = _TOKEN.match(self.text, place)
-            if match is None:
-                self._refuse(f"unexpected character {self.text[place]!r}", line)
-            kind = str(match.lastgroup)
-            if kind not in ("space", "newline", "comment"):
-                tokens.append(PtxToken(kind, match[0], line))
-            line += match[0].count("\n")
-            place = match.end()
-        tokens.append(PtxToken("end", "", line))
+        for match in _TOKEN.finditer(self.text):
+            if match.start() != place:
+                rest = self.text[place:].lstrip(" \t\r\f")
+                self._refuse(f"unexpected character {rest[0]!r}", line)
+            kind, place = str(match.lastgroup), match.end()
+            text = match[kind]
+            if kind in ("newline", "comment"):
+                line += text.count("\n")
+                continue
+            tokens.append(PtxToken(kind, text, line))
+            if kind == "end":
+                break
         return tokens
 
     def _refuse(self, message: str, line: int) -> NoReturn:

@@ -75,6 +75,27 @@ def values_of(codes: Array, name: str) -> Array:
     return codes.view(np.float64) if name == "f64" else codes
 
 
+def fma_single(left: Array, right: Array, addend: Array) -> Array | None:
+    """Return float32 `left * right + addend` rounded once, to nearest even.
+
+    None where float64, which holds the product, would have to be rounded to odd first: where some
+    sum is subnormal, or lies halfway between two float32.
+    """
+    total = left.astype(np.float64) * right + addend
+    bits = total.view(np.int64)
+    if ((bits & _BELOW_SINGLE) == _HALFWAY).any():
+        return None
+    if (np.abs(total) < _LEAST_NORMAL).any() and (total[np.abs(total) < _LEAST_NORMAL] != 0).any():
+        return None
+    return total.astype(np.float32)
+
+
+# The bits that float64 has and float32 does not, and of these, what is halfway.
+_BELOW_SINGLE: Final = (1 << 29) - 1
+_HALFWAY: Final = 1 << 28
+_LEAST_NORMAL: Final = 2.0**-126
+
+
 def two_sum(left: Array, right: Array) -> tuple[Array, Array]:
     """Return the rounded float64 sum and what the rounding lost, exactly."""
     high = left + right
@@ -177,7 +198,9 @@ def exact_low(high: Array, numbers: tuple[Array, ...], operation: str) -> Array:
 def fma_double(left: Array, right: Array, addend: Array) -> Array:
     """Return float64 `left * right + addend` rounded once, to nearest even."""
     out = np.asarray(left * right + addend)
-    sizes = np.abs(np.stack((left, right, addend)))
+    sizes = np.abs((left, right, addend))
+    if sizes.min() > _MODERATE[0] and sizes.max() < _MODERATE[1]:
+        return _fma_moderate(left, right, addend)
     # A zero leaves one rounding to do, and what is not finite none: that is right already.
     open_ = (sizes > 0).all(axis=0) & np.isfinite(sizes).all(axis=0)
     moderate = open_ & (sizes > _MODERATE[0]).all(axis=0) & (sizes < _MODERATE[1]).all(axis=0)

@@ -53,10 +53,18 @@ class Groups:
         self.committed: list[list[Copy]] = []
 
 
+_GROUPS_OF: Final = MappingProxyType(
+    {kind: f"groups of {kind}" for kind in ("async", "bulk")}
+)
+
+
 def groups(block: Block, thread: int, kind: str) -> Groups:
     """Return a thread's groups of `cp.async` or of bulk copies."""
-    table: dict[int, Groups] = block.family.setdefault(f"groups of {kind}", {})
-    return table.setdefault(thread, Groups())
+    table: dict[int, Groups] = block.family.setdefault(_GROUPS_OF[kind], {})
+    found = table.get(thread)
+    if found is None:
+        found = table[thread] = Groups()
+    return found
 
 
 def start(block: Block, thread: int, kind: str = "async") -> Copy | None:

@@ -22,6 +22,7 @@ from baregrad.testing.virtual_gpu.ptx.rounding import (
     exact_low,
     flush,
     fma_double,
+    fma_single,
     round_pair,
     saturate,
     two_sum,
@@ -96,7 +97,11 @@ def rounded(operation: str, name: str, mode: str) -> Function:
     if name == "f64":
         return lambda *parts: _double(operation, mode, parts)
 
+    at_once = operation == "fma" and name == "f32" and mode == "rn"
+
     def through_pairs(*operands: Array) -> Array:
+        if at_once and (found := fma_single(*operands)) is not None:
+            return tidy(found)
         parts = [decode(one, name) for one in operands]
         high, low = exact_pair(operation, parts)
         if mode == "rm":

@@ -272,6 +272,14 @@ def shift(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     left = instruction.opcode == "shl"
     last = row.bits - 1
 
+    far = instruction.operands[-1]
+    if isinstance(far, Immediate) and 0 <= far.value <= last:
+        by = row.numpy.type(far.value)
+        move: Function = np.left_shift if left else np.right_shift
+        return assemble(
+            decoder, instruction, lambda a, _: move(a, by), (row, TYPES["u32"]), row
+        )
+
     def function(a: Array, distance: Array) -> Array:
         beyond = distance > last
         by = np.minimum(distance, np.uint32(last)).astype(row.numpy)
@@ -362,9 +370,14 @@ def permute(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     mode = instruction.one_of(tuple(_PERMUTE_MODES))
 
     def function(a: Array, b: Array, selector: Array) -> Array:
+        fixed = selector[0] if len(selector) == 1 and not mode else None
         a, b, selector = np.broadcast_arrays(a, b, selector)
         pair = np.ascontiguousarray(b.astype(np.uint64) << np.uint64(32) | a)
         octets = pair.view(np.uint8).reshape(-1, 8)
+        if fixed is not None and not fixed & 0x8888:
+            # The same bytes of all, and none its sign alone.
+            chosen = octets[:, fixed >> np.array([0, 4, 8, 12]) & 7]
+            return np.ascontiguousarray(chosen).view(np.uint32).reshape(-1)
         rows = np.arange(len(octets))
         out = np.empty((len(octets), 4), np.uint8)
         for place in range(4):
