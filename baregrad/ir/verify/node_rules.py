@@ -46,7 +46,7 @@ _SOURCES: MappingProxyType[Op, tuple[frozenset[Op] | None, ...]] = MappingProxyT
         (frozenset((Ops.PIPE,)), None),
     ),
 })  # fmt: skip
-_CONDITIONAL = frozenset((Ops.WHERE, Ops.GUARD, Ops.IF))
+_CONDITIONAL = frozenset((Ops.GUARD, Ops.IF))
 _WRITES = frozenset((Ops.OUT, Ops.STORE, Ops.SCATTER))
 # Which source has the dtype of the value.
 _SAME_DTYPE: MappingProxyType[Op, int] = MappingProxyType({
@@ -94,30 +94,27 @@ _ONE_KIND = MappingProxyType(
 )
 
 
-def elementwise_rule(node: Node) -> str | None:
+def elementwise_rule(op: Op, dtype: DType, operands: tuple[DType, ...]) -> str | None:
     """Operands of one dtype that the op computes with; WHERE chooses by a bool."""
-    op = node.op
     if op is Ops.CAST:
-        source, target = node.src[0].dtype, node.dtype
-        return "CAST of an effect" if dtypes.token in (source, target) else None
+        return "CAST of an effect" if dtypes.token in (operands[0], dtype) else None
     if op is Ops.BITCAST:
-        return _bitcast(node)
-    if op is Ops.LOOKUP:
-        return _lookup(node)
-    operands = node.src
+        return _bitcast(operands[0], dtype)
     if op is Ops.DOT2:
-        found = tuple([each.dtype for each in (*operands, node)])
+        found = (*operands, dtype)
         if found == (dtypes.int32, dtypes.int32, dtypes.float32, dtypes.float32):
             return None
         return f"DOT2 of {', '.join(map(str, found[:3]))}, wanted two int32 and a float32"
     if op is Ops.WHERE:
+        if operands[0] is not dtypes.bool:
+            return f"{op.name} by {operands[0]}, wanted bool"
         operands = operands[1:]
-    kind = operands[0].dtype
-    if any(operand.dtype is not kind for operand in operands):
-        return f"{op.name} of {', '.join(str(o.dtype) for o in operands)}: they must be one dtype"
+    kind = operands[0]
+    if any(operand is not kind for operand in operands):
+        return f"{op.name} of {', '.join(map(str, operands))}: they must be one dtype"
     wanted = dtypes.bool if op in COMPARE else kind
-    if node.dtype is not wanted:
-        return f"{op.name} of {kind} has dtype {node.dtype}, wanted {wanted}"
+    if dtype is not wanted:
+        return f"{op.name} of {kind} has dtype {dtype}, wanted {wanted}"
     if kind.kind not in op.kinds or _ONE_KIND.get(op, kind) is not kind:
         return f"{op.name} does not compute with {kind}"
     if kind.storage_only and op is not Ops.WHERE:
@@ -125,14 +122,14 @@ def elementwise_rule(node: Node) -> str | None:
     return None
 
 
-def _bitcast(node: Node) -> str | None:
-    source, target = node.src[0].dtype, node.dtype
+def _bitcast(source: DType, target: DType) -> str | None:
     if not source.bits or source.bits != target.bits:
         return f"BITCAST of {source} to {target}: the sizes differ"
     return None
 
 
-def _lookup(node: Node) -> str | None:
+@NODE_RULES(Ops.LOOKUP)
+def _lookup(node: Node, level: str) -> str | None:
     place, length = node.src[0].dtype, len(node.arg)
     if place.kind != "uint" or node.dtype.kind != "float" or node.dtype.storage_only:
         return f"LOOKUP of {node.dtype} at {place}, wanted floats at an unsigned integer"

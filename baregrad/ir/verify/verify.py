@@ -6,10 +6,12 @@ the path from the root to the node; the graph is saved so that the failure can b
 
 from __future__ import annotations
 
+from functools import cache
+
 from baregrad.base.errors import CompilerBug, VerifyError
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node, toposort
-from baregrad.ir.core.op import ELEMENTWISE, LEVELS, STATEMENTS, Ops, form_fault
+from baregrad.ir.core.op import ALU, ELEMENTWISE, LEVELS, STATEMENTS, Op, Ops, form_fault
 from baregrad.ir.verify.node_rules import NODE_RULES, elementwise_rule, sources_fault
 from baregrad.ir.verify.structure import structure_faults
 
@@ -32,16 +34,30 @@ def verify(node: Node, level: str, where: str = "") -> None:
 
 def node_fault(node: Node, level: str) -> str | None:
     """What is wrong with one node, its sources taken as right; None when nothing is."""
-    op = node.op
-    if level not in op.levels:
-        return f"{op.name} stands at the {level} level, legal at: {', '.join(op.levels)}"
-    fault = form_fault(op, len(node.src), node.arg) or _dtype_fault(node) or sources_fault(node)
+    op, arg = node.op, node.arg
+    if op in ALU and arg is None:
+        return _alu_fault(op, level, node.dtype, *[one.dtype for one in node.src])
+    fault = _form_fault(op, level, len(node.src), arg, node.dtype) or sources_fault(node)
     if fault is not None:
         return fault
-    if op in ELEMENTWISE:
-        return elementwise_rule(node)
+    if op in ELEMENTWISE and op is not Ops.LOOKUP:
+        return elementwise_rule(op, node.dtype, tuple([one.dtype for one in node.src]))
     rule = NODE_RULES.get(op)
     return None if rule is None else rule(node, level)
+
+
+@cache
+def _alu_fault(op: Op, level: str, dtype: DType, *operands: DType) -> str | None:
+    """What is wrong with arithmetic, which dtypes tell: half of all nodes, of few kinds."""
+    fault = _form_fault(op, level, len(operands), None, dtype)
+    return elementwise_rule(op, dtype, operands) if fault is None else fault
+
+
+def _form_fault(op: Op, level: str, sources: int, arg: object, dtype: DType) -> str | None:
+    """What the op's row says against a level, a number of sources, an attribute or a dtype."""
+    if level not in op.levels:
+        return f"{op.name} stands at the {level} level, legal at: {', '.join(op.levels)}"
+    return form_fault(op, sources, arg) or _dtype_fault(op, dtype)
 
 
 _EFFECTS = STATEMENTS | {
@@ -51,13 +67,13 @@ _EFFECTS = STATEMENTS | {
 _EITHER = frozenset((Ops.SINK, Ops.MACHINE, Ops.PIPE, Ops.TEST))
 
 
-def _dtype_fault(node: Node) -> str | None:
+def _dtype_fault(op: Op, dtype: DType) -> str | None:
     """Effects have the dtype token, everything else a dtype of values."""
-    if node.op in _EITHER:
+    if op in _EITHER:
         return None
-    if (node.dtype is dtypes.token) != (node.op in _EFFECTS):
-        wanted = "token" if node.op in _EFFECTS else "a dtype of values"
-        return f"{node.op.name} has dtype {node.dtype}, wanted {wanted}"
+    if (dtype is dtypes.token) != (op in _EFFECTS):
+        wanted = "token" if op in _EFFECTS else "a dtype of values"
+        return f"{op.name} has dtype {dtype}, wanted {wanted}"
     return None
 
 
