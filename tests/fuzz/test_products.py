@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -28,13 +29,15 @@ from baregrad.testing.ptx_device import ptx_session
 
 # Cases of each run, and of each test: one takes an interpreter 0.02 s, but some of them seconds.
 CASES, EACH = 2000, 20
+# A quarter are as large as an interpreter can do: tiles of 64 rows are among these.
+FEWER = replace(SMALL, products=1 << 16)
 
 
 def differing(seeds: range) -> list[str]:
     found = []
     with ptx_session():
         for seed in seeds:
-            case = drawn(seed, SMALL)
+            case = drawn(seed, SMALL if seed % 4 == 2 else FEWER)
             problem = check_case(case, seed)
             if problem is not None:
                 found.append(f"seed {seed}: {case}: {problem}")

@@ -62,12 +62,12 @@ def test_rows_that_meet_are_added_in_order(columns: int) -> None:
 
 def test_threads_share_a_scan_that_is_joined_with_its_argument() -> None:
     """The steps of a scan stand inside all other loops, that over the two arrays as well."""
-    i, j, which, p = range_node(30, 0), range_node(400, 1), range_node(2, 2), range_node(20, 3)
-    here = k.at(k.param(1, 30, 400, 20), i, j, p)
+    i, j, which, p = range_node(30, 0), range_node(100, 1), range_node(2, 2), range_node(20, 3)
+    here = k.at(k.param(1, 30, 100, 20), i, j, p)
     running = Node(Ops.SCAN, k.F32, (here, j), Scan(primitive(Ops.MAX, k.F32)))
     first = alu(Ops.CMPEQ, which, const(0, dtypes.index))
     value = alu(Ops.WHERE, first, here, running)
-    node = k.kernel(k.out(k.param(0, 30, 400, 2, 20), value, i, j, which, p))
+    node = k.kernel(k.out(k.param(0, 30, 100, 2, 20), value, i, j, which, p))
     schedule = choose(node, AVX512).schedule
     assert any(isinstance(step, Bind) and step.unit == "pool" for step in schedule.steps)
     arrays = k.arguments(node)
