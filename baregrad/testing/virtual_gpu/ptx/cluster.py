@@ -27,13 +27,16 @@ _BEGINS: Final = "barrier.cluster comes before the first use of another's shared
 class PeerBlock(Protocol):
     """What a cluster asks of its blocks."""
 
-    place: Shape
     count: int
     first_agent: int
     state: Array
     shared: Region
     races: SharedRaces | None
     family: dict[str, Any]
+
+    @property
+    def place(self) -> Shape:
+        """Where the block is in the grid."""
 
     @property
     def ended(self) -> bool:

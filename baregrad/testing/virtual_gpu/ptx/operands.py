@@ -48,11 +48,11 @@ def _of_cluster(name: str, axis: int) -> Callable[[Block], Array]:
     def make(block: Block) -> Array:
         count, size = block.grid[axis], block.cluster.shape[axis]
         place = _place(axis)(block)
-        values = {
+        values: dict[str, Array | int] = {
             "clusterid": place // size, "nclusterid": count // size,
             "cluster_ctaid": place % size, "cluster_nctaid": size,
         }
-        return np.broadcast_to(values[name], block.count)
+        return np.broadcast_to(np.asarray(values[name]), block.count)
 
     return make
 

@@ -128,8 +128,8 @@ class PtxKernel:
                 together = BlockCluster(size, threads, check_races)
                 for inner in _places(size):
                     places = [
-                        tuple(a * b + c for a, b, c in zip(corner, size, inner, strict=True))
-                        for corner in some
+                        (x * size[0] + inner[0], y * size[1] + inner[1], z * size[2] + inner[2])
+                        for x, y, z in some
                     ]
                     together.blocks.append(Block(
                         program, memory, grid_shape, block_shape, places, data, total, together,
