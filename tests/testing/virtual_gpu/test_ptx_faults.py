@@ -203,3 +203,53 @@ def test_generic_addresses_reach_every_space() -> None:
     run("cvt.u64.u32 b, at; cvta.shared.u64 b, b; isspacep.shared p, b; @!p trap;"
         "st.u32 [b], t; ld.shared.u32 v, [at]; setp.ne.u32 p, v, t; @p trap;"
         "isspacep.global p, a; @!p trap; ld.u32 v, [a+8]; setp.ne.u32 p, v, 2; @p trap;")
+
+
+# --- blocks that run as one -----------------------------------------------------------------------
+
+BLOCK = "mov.u32 w, %ctaid.x; "
+
+
+def caught_in(kind: type[KernelFault], body: str, blocks: int = 5) -> KernelFault:
+    memory = PtxMemory()
+    address = memory.put(np.arange(64, dtype=np.uint32))
+    kernel = PtxModule.parse(HEAD + BLOCK + body + "\nret;\n}\n").kernel("f")
+    with pytest.raises(kind) as found:
+        kernel.launch(memory, (blocks,), (64,), [address])
+    return found.value
+
+
+def test_the_block_and_the_thread_in_it_are_named() -> None:
+    body = "setp.eq.u32 p, w, 3; setp.eq.u32 q, t, 40; and.pred p, p, q; "
+    fault = caught_in(OutOfBoundsAccess, body + "@p st.global.u32 [b+4096], v;")
+    assert (fault.block, fault.thread) == ((3, 0, 0), (40, 0, 0))
+    fault = caught_in(WindowOverrun, body + "@p st.shared.u32 [at+900], v;")
+    assert (fault.block, fault.thread, fault.address) == ((3, 0, 0), (40, 0, 0), 1060)
+    # A place of its own shared memory, whatever other blocks wrote to theirs.
+    fault = caught_in(UninitialisedRead, "setp.ne.u32 p, w, 3; @p st.shared.u32 [at], v; "
+                      "bar.sync 0; ld.shared.u32 v, [at];")  # fmt: skip
+    assert (fault.block, fault.thread, fault.address) == ((3, 0, 0), (0, 0, 0), 0)
+
+
+def test_races_and_barriers_are_of_one_block() -> None:
+    race = "setp.eq.u32 p, w, 2; st.shared.u32 [at], t; @!p bar.sync 0; ld.shared.u32 v, [s];"
+    fault = caught_in(SharedMemoryRace, race)
+    assert fault.block == (2, 0, 0) and "thread (0, 0, 0)" in str(fault)
+    # One block's second warp never comes, and another block's makes up for nothing.
+    left = "setp.eq.u32 p, w, 1; setp.ge.u32 q, t, 32; and.pred p, p, q; @p ret; bar.sync 0;"
+    fault = caught_in(DivergentBarrier, left)
+    assert fault.block == (1, 0, 0) and "32 threads" in str(fault)
+
+
+def test_blocks_have_shared_memory_and_places_of_their_own() -> None:
+    memory = PtxMemory()
+    address = memory.put(np.zeros(7 * 64, np.uint32))
+    body = """mov.u32 w, %ctaid.x; mad.lo.u32 v, w, 1000, t; st.shared.u32 [at], v; bar.sync 0;
+    xor.b32 at, at, 128; ld.shared.u32 v, [at];
+    mad.lo.u32 t, w, 64, t; mul.wide.u32 b, t, 4; add.u64 b, a, b; st.global.u32 [b], v; ret; }"""
+    kernel = PtxModule.parse(HEAD + body).kernel("f")
+    for blocks in (1, 7):
+        kernel.launch(memory, (blocks,), (64,), [address])
+        found = memory.get(address, np.uint32, (blocks, 64))
+        wanted = np.arange(blocks)[:, None] * 1000 + (np.arange(64) ^ 32)
+        np.testing.assert_array_equal(found, wanted)

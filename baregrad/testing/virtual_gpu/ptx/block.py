@@ -114,7 +114,7 @@ class Block:
         self.memory = memory
         self.grid = grid
         self.shape = shape
-        self.places = places
+        self.places, self.place = places, places[0]
         # The threads of each block, and those of all.
         self.each = shape[0] * shape[1] * shape[2]
         self.count = count = self.each * len(places)
@@ -124,19 +124,8 @@ class Block:
         self.parameters = Region(PARAM_WINDOW, parameters, None, "parameters")
         self.constants = Region(CONST_WINDOW, program.constants, None, "constants")
         self.shared_nbytes = shared_nbytes
-        self.shared = Region(
-            SHARED_WINDOW,
-            np.full(shared_nbytes * len(places), 0xA5, np.uint8),
-            np.zeros(shared_nbytes * len(places), np.uint8),
-            "shared memory",
-        )
-        local = program.local_nbytes
-        self.local = Region(
-            LOCAL_WINDOW,
-            np.full(local * count, 0xA5, np.uint8),
-            np.zeros(local * count, np.uint8),
-            "local memory",
-        )
+        self.shared = _unwritten(SHARED_WINDOW, shared_nbytes * len(places), "shared memory")
+        self.local = _unwritten(LOCAL_WINDOW, program.local_nbytes * count, "local memory")
         self.cluster = cluster
         # The cluster's threads are agents one after the other, this block's from here on.
         self.first_agent = first = len(cluster.blocks) * count
@@ -205,11 +194,6 @@ class Block:
     def warp(self, number: int) -> Array:
         """Return the threads of a warp."""
         return np.arange(number * WARP, min(number * WARP + WARP, self.count))
-
-    @property
-    def place(self) -> Shape:
-        """Where the block is in the grid, or the first of those that run as one."""
-        return self.places[0]
 
     @property
     def warps(self) -> int:
@@ -505,6 +489,11 @@ class Block:
             race.agent % self.count,
             offset % self.shared_nbytes,
         )
+
+
+def _unwritten(base: int, nbytes: int, label: str) -> Region:
+    """Return memory whose bytes are a pattern that nobody may read."""
+    return Region(base, np.full(nbytes, 0xA5, np.uint8), np.zeros(nbytes, np.uint8), label)
 
 
 def _locate_cluster(

@@ -88,7 +88,7 @@ class PtxKernel:
         early: bool = False,
         cluster: Sequence[int] | None = None,
     ) -> None:
-        """Run the kernel over `memory`, one block or cluster of blocks after the other.
+        """Run the kernel over `memory`: clusters one by one, and of other blocks several as one.
 
         `memory` maps base addresses to arrays of uint8, which are changed. `arguments` are one
         value a parameter, or the bytes of all. `shared_nbytes` is the dynamic shared memory.
@@ -106,14 +106,7 @@ class PtxKernel:
         grid_shape, block_shape = _shape(grid), _shape(block)
         total = program.shared_nbytes + shared_nbytes
         self._check(block_shape, total)
-        if isinstance(arguments, bytes | np.ndarray):
-            data = np.frombuffer(bytes(arguments), np.uint8).copy()
-            if len(data) < self.parameter_nbytes:
-                raise ArgumentError(
-                    "too few bytes of parameters", found=len(data), wanted=self.parameter_nbytes
-                )
-        else:
-            data = self._pack(arguments)
+        data = self._pack(arguments)
         if not early:
             memory.recent.clear()
         unseen = len(memory.recent) if early else None
@@ -158,8 +151,17 @@ class PtxKernel:
             raise ArgumentError("too large a cluster", found=size, wanted=f"at most {MAX_CLUSTER}")
         return size
 
-    def _pack(self, arguments: Sequence[Argument]) -> npt.NDArray[np.uint8]:
+    def _pack(
+        self, arguments: Sequence[Argument] | bytes | npt.NDArray[np.uint8]
+    ) -> npt.NDArray[np.uint8]:
         """Return the bytes of the parameter space that hold the arguments."""
+        if isinstance(arguments, bytes | np.ndarray):
+            data = np.frombuffer(bytes(arguments), np.uint8).copy()
+            if len(data) < self.parameter_nbytes:
+                raise ArgumentError(
+                    "too few bytes of parameters", found=len(data), wanted=self.parameter_nbytes
+                )
+            return data
         if len(arguments) != len(self.parameters):
             raise ArgumentError(
                 f"{self.name} takes other arguments",
@@ -168,8 +170,8 @@ class PtxKernel:
             )
         out = np.zeros(self.parameter_nbytes, np.uint8)
         for value, (variable, offset) in zip(arguments, self.parameters.values(), strict=True):
-            data = _argument_bytes(value, variable)
-            out[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+            octets = _argument_bytes(value, variable)
+            out[offset : offset + len(octets)] = np.frombuffer(octets, np.uint8)
         return out
 
     def _check(self, block: Shape, shared_nbytes: int) -> None:
