@@ -30,6 +30,7 @@ from baregrad.ir.core.node import (
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.applying import partial_tiles
 from baregrad.kernel.applying.axes import table_after
+from baregrad.kernel.applying.axis_parts import in_parts
 from baregrad.kernel.applying.final_axes import FinalAxes
 from baregrad.kernel.applying.input_copies import copied_places, copy_loops
 from baregrad.kernel.applying.scope import Pieces, Scope, flat_array, plain
@@ -423,9 +424,7 @@ class Rewriter:
             whole = where.src[0].arg.slot in self.words
             pieces, wide = without_parts(regions, scope.pieces, scope.ranges)
             lanes = step.lanes if isinstance(step, StageInput) else 0
-            copy = copy_loops(
-                lanes, where, names, wide, pieces, first, gpu, inner, whole, merged
-            )
+            copy = copy_loops(lanes, where, names, wide, pieces, first, gpu, inner, whole, merged)
             ranges = {**scope.ranges, **copy.ranges}
             self.copied_ranges.append(ranges)
             early = self.masked or copy.pieces is not pieces
@@ -436,15 +435,17 @@ class Rewriter:
                 space = StageInfo("scratch", ahead=step.ahead)
             else:
                 value = self.factor(node, inside)
+            value, axes = in_parts(step.axes, value, names, copy.axes)
             if gpu:
-                pipelines, space = slots_of(self.table.pipelines, step, value, copy.axes)
+                pipelines, space = slots_of(self.table.pipelines, step, value, axes)
                 self.applied.update(pipelines)
-            stage = self.copies[key] = make_node(Ops.STAGE, value.dtype, (value, *copy.axes), space)
-            if space.engine == ENGINE:
-                keep_window(stage, walked_box(node, self.axes, inside, copy.axes))
+            stage = self.copies[key] = make_node(Ops.STAGE, value.dtype, (value, *axes), space)
+            if space.engine == ENGINE and axes == copy.axes:
+                keep_window(stage, walked_box(node, self.axes, inside, axes))
         self.applied.add(step)
         places = {region.carrier: region.place(scope.ranges) for region in regions}
-        return scalar(Ops.INDEX, stage.dtype, (stage, *copied_places(stage, names, places)))
+        places_there = copied_places(stage, names, places, step.axes)
+        return scalar(Ops.INDEX, stage.dtype, (stage, *places_there))
 
     def scoped(self, node: Node, scope: Scope) -> Node:
         """A SCAN or STAGE over the parts of its axes.

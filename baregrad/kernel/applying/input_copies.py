@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from baregrad.ir.core.axes import Range
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, extent_of, make_node, range_node
 from baregrad.kernel.applying.axes import with_parts
+from baregrad.kernel.applying.axis_parts import places_in_parts
 from baregrad.kernel.facts.analysis import offset_of
 from baregrad.kernel.facts.axis_table import Limit, Piece
 
@@ -180,8 +181,15 @@ def _in_vectors(
     return CopyLoops(found, pieces, tuple(axes))
 
 
-def copied_places(stage: Node, names: list[str], ranges: Mapping[str, Node]) -> tuple[Node, ...]:
-    """Where a copy holds the element at the present axes: a place for each axis of its array."""
+def copied_places(
+    stage: Node, names: list[str], ranges: Mapping[str, Node], parts: Sequence[str] = ()
+) -> tuple[Node, ...]:
+    """Where a copy holds the element at the present axes: a place for each axis of its array.
+
+    parts: the axes as its step names them, of which some may lie in two parts.
+    """
+    if found := places_in_parts(parts, names, ranges):
+        return found
     axes = list(stage.src[1:])
     places: list[Node] = []
     for name in names:

@@ -15,7 +15,7 @@ from baregrad.ir.core.node import Node, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import moves_of
 from baregrad.kernel.facts.axis_table import Piece
-from baregrad.kernel.language.schedule import Staging
+from baregrad.kernel.language.schedule import StageInput, Staging
 
 
 class WindowRegion(NamedTuple):
@@ -52,7 +52,8 @@ def regions_of(
     """
     moves: list[Mapping[Node, int]] | None = None
     found: list[WindowRegion] = []
-    for group in step.axes:
+    groups = step.axes if isinstance(step, StageInput) else step.names
+    for group in groups:
         summed = group.split("+")
         if len(summed) > 1 and not chunked.isdisjoint(summed):
             return None

@@ -133,13 +133,23 @@ class StageInput:
         return _spelled("stage_input", (self.param, *self.axes), how)
 
 
+def part_of_axis(part: str) -> tuple[str, str, int]:
+    """The axis that `a`, `a/32` or `a%32` means, the sign between, and 32; "" and 0 for `a`."""
+    for sign in "/%":
+        name, found, size = part.partition(sign)
+        if found:
+            return name, sign, int(size)
+    return part, "", 0
+
+
 @dataclass(frozen=True, slots=True)
 class StageFactor:
     """A factor of a kernel's only sum of products is kept in shared memory and read there.
 
     `place` is 0 or 1, in the order of the product. What is kept over `axes`, outermost first, is
     the value ahead of the cast that widens it: the elements of an input, or what is computed of
-    several. Otherwise as `StageInput`; what is past the end of a masked axis is 0.
+    several. Otherwise as `StageInput`; what is past the end of a masked axis is 0. An axis may be
+    there in two parts, `a/32` and, further in, `a%32`.
     """
 
     place: int
@@ -149,8 +159,8 @@ class StageFactor:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The axes that the step names."""
-        return self.axes
+        """The axes that the step names, each once."""
+        return tuple(dict.fromkeys([name for name, _, _ in map(part_of_axis, self.axes)]))
 
     def __str__(self) -> str:
         return _spelled("stage_factor", (self.place, *self.axes), _changed(self, "pad", "swizzle"))
