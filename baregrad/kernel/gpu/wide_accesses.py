@@ -26,7 +26,7 @@ Group = dict[int, int]
 
 def widen_accesses(program: Node, most: int) -> Node:
     """A PROGRAM with scalar accesses of neighbours joined to accesses of `most` bytes at most."""
-    code = _with_shared_tests(program.src)
+    code = _with_rows_apart(_with_shared_tests(program.src))
     # What is run ahead of the instruction at a position, and what in its place.
     ahead: dict[int, list[Node]] = {}
     instead: dict[int, Node | None] = {}
@@ -65,6 +65,43 @@ def _with_shared_tests(code: Sequence[Node]) -> Sequence[Node]:
             done += code[position : end + 1]
         position = max(end, position) + 1
     return done
+
+
+def _with_rows_apart(code: Sequence[Node]) -> Sequence[Node]:
+    """Code in which vectors of lanes that lie apart are stored lane by lane, if others lie beside.
+
+    So a lane of each may be stored with its neighbours, as two rows of a matrix unit's results are
+    where rows lie together.
+    """
+    stretch, places = 0, dict[Any, set[int]]()
+    keys = list[Any]()
+    for node in code:
+        stretch += node.op in _ENDS or node.op is Ops.SET or node.op is _VLOAD
+        key = None
+        if node.op is _VSTORE and _lies_in_rows(node):
+            key = (*node.src[:2], stretch, node.arg._replace(at=0, align=1))
+            places.setdefault(key, set()).add(node.arg.at)
+        keys.append(key)
+    if not places:
+        return code
+    done = list[Node]()
+    for node, key in zip(code, keys, strict=True):
+        at = node.arg.at if key is not None else 0
+        if key is None or not places[key] & {at - 1, at + 1}:
+            done.append(node)
+            continue
+        buffer, place, value = node.src
+        for lane in range(node.arg.width):
+            one = instruction(Ops.EXTRACT, value.dtype, (value,), lane)
+            access = Access(1, 1, at + lane * node.arg.stride, buffer.dtype.itemsize)
+            done += [one, instruction(_VSTORE, dtypes.token, (buffer, place, one), access)]
+    return done
+
+
+def _lies_in_rows(node: Node) -> bool:
+    """Whether lanes are stored to places of an argument that are far apart, whatever happens."""
+    plain = node.arg.width > 1 and node.arg.stride > 1 and not node.arg.rows
+    return plain and len(node.src) == 3 and node.src[0].op is Ops.PARAM
 
 
 def _once(body: Sequence[Node], known: Sequence[Node]) -> list[Node]:

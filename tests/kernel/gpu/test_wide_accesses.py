@@ -114,6 +114,19 @@ def test_nothing_passes_a_branch() -> None:
     assert widths(code) == ([2, 2], [2, 2])
 
 
+def test_lanes_that_lie_in_rows_are_stored_with_their_neighbours() -> None:
+    """Two columns of a lane, of two rows each, where rows lie together."""
+    base = times(8)
+    values = [instruction(Ops.SPLAT, F32, (const(number, F32),), 2, (2,)) for number in (3.0, 4.0)]
+    rows = [
+        instruction(Ops.VSTORE, dtypes.token, (OUT, base, value), Access(2, 16, at, 4))
+        for at, value in enumerate(values)
+    ]
+    assert widths([base, *values, *rows])[1] == [2, 2]
+    # Rows of their own stay vectors.
+    assert widths([base, values[0], rows[0]])[1] == [2]
+
+
 def test_code_without_neighbours_is_the_same_node() -> None:
     program = Node(Ops.PROGRAM, dtypes.token, tuple(copies(times(8), [0, 3])), KernelInfo("k"))
     assert widen_accesses(program, 16) is program
