@@ -527,3 +527,11 @@ def test_loads_of_a_lane_are_under_way_together_in_sums_of_sums(
         loads > 1
     )
     check(kernel)
+
+
+@pytest.mark.parametrize("size", [1 << 26, 1 << 28])
+def test_blocks_of_a_long_sum_s_parts_share_multiprocessors(size: int) -> None:
+    """Where one adds up what its threads have, another one still reads."""
+    total = param(0, size).sum(0)
+    parts, _ = make_plan(canonicalise(sink(total), target=HOPPER), target=HOPPER).kernels
+    assert 2 * threads_of_blocks(parts) <= HOPPER.threads_per_block
