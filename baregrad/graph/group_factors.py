@@ -1,11 +1,12 @@
 """Factors as matrix units multiply them: of bytes and tfloat32, along what is summed.
 
 Those units read 8-bit floats and integers as they are, and float32 as tfloat32, but only rows of
-what is summed. So a factor that lies across is stored turned first, which many results share, and
-one of tfloat32 is rounded once, as it is stored or copied to shared memory. What was stored as
-16-bit floats, for machines that multiply no narrower ones, is read as the bytes it was made of.
-Sums of 8-bit floats' blocks that are as long as a panel, and scaled before they are added up, are
-one sum: its panels are added up by threads anyway.
+what is summed. So a factor that lies across is stored turned first, which many results share; but
+lanes read one of two of tfloat32 for groups of warps, however it lies. These are rounded once, as
+they are stored or copied to shared memory. What was stored as 16-bit floats, for machines that
+multiply no narrower ones, is read as the bytes it was made of. Sums of 8-bit floats' blocks that
+are as long as a panel, and scaled before they are added up, are one sum: threads add its panels up
+anyway.
 
 Single warps multiply 8-bit integers and tfloat32 in the same way, where a machine has no groups of
 them, and two 8-bit floats of one kind, where there are units for these. What they read is copied by
@@ -40,6 +41,8 @@ _STEPS_NBYTES = 32
 # through registers took a third longer than sums of float32 for 256 rows by 4,096 x 4,096 on an
 # H200.
 _MANY_SHARE = 128
+# Numbers of 32 bits that an engine copies at least.
+_WORDS = 4
 _VIEWS = (Ops.EXPAND, Ops.RESHAPE, Ops.PERMUTE)
 
 
@@ -92,8 +95,9 @@ def _fit(node: Node, of_warps: Units | None = None) -> Node | None:
     if of_warps is not None and not (kinds[0] is kinds[1] and kinds[0] in of_warps):
         return None
     shares = (0, 0) if of_warps is None else _shares(turned)
+    held = _held(turned.src) if rounded and of_warps is None else None
     sides = tuple([
-        _along(side, count >= _MANY_SHARE)
+        side if side is held else _along(side, count >= _MANY_SHARE)
         for side, count in zip(turned.src, reversed(shares), strict=True)
     ])  # fmt: skip
     if sides == node.src[0].src:
@@ -184,11 +188,45 @@ def _shares(product: Node) -> tuple[int, int]:
     )
 
 
+def _held(sides: tuple[Node, ...]) -> Node | None:
+    """The factor of tfloat32 that lanes may read where it lies across what is summed.
+
+    The unit takes one factor of lanes, so of two that lie so it is the larger one.
+    """
+    found = [side for side in sides if _lies_across(_inside(side)[1])]
+    return max(found, key=lambda side: math.prod(_inside(side)[1].shape), default=None)
+
+
+def _lies_across(node: Node) -> bool:
+    """Whether some views are of what is stored, in rows along another axis, of whole words."""
+    if not all(isinstance(extent, int) for extent in node.shape):
+        return False
+    last = len(node.shape) - 1
+    while node.op is Ops.PERMUTE or _rounds(node):
+        if node.op is Ops.PERMUTE:
+            last = node.arg[last]
+        (node,) = node.src
+    is_stored = node.dtype is dtypes.float32 and in_memory(node) is node
+    return is_stored and last == len(node.shape) - 2 and node.shape[-1] % _WORDS == 0
+
+
 def _along(side: Node, rounds: bool) -> Node:
     """A factor whose numbers lie along its last axis: as it shows them, or stored so.
 
     rounds: whether one of tfloat32 is stored rounded, wherever it lies.
     """
+    views, found = _inside(side)
+    if not _lies_along(found) or (
+        found.dtype is _TF32 and (not _is_stored(found) or (rounds and _shows_rounded(found)))
+    ):
+        found = Node(Ops.CONTIGUOUS, found.dtype, (found,))
+    for view in reversed(views):
+        found = view.replace(dtype=found.dtype, src=(found, *view.src[1:]))
+    return cast(found, side.dtype)
+
+
+def _inside(side: Node) -> tuple[list[Node], Node]:
+    """Views that keep a factor's last axis, outermost first, and what they are of."""
     views, node = list[Node](), side
     while node.op is Ops.EXPAND or (
         node.dtype not in _UNITS if node.op is Ops.CAST
@@ -197,14 +235,7 @@ def _along(side: Node, rounds: bool) -> Node:
         if node.op is not Ops.CAST:
             views.append(node)
         node = node.src[0]
-    found = _as_unit(node)
-    if not _lies_along(found) or (
-        found.dtype is _TF32 and (not _is_stored(found) or (rounds and _shows_rounded(found)))
-    ):
-        found = Node(Ops.CONTIGUOUS, found.dtype, (found,))
-    for view in reversed(views):
-        found = view.replace(dtype=found.dtype, src=(found, *view.src[1:]))
-    return cast(found, side.dtype)
+    return views, _as_unit(node)
 
 
 def _as_unit(node: Node) -> Node:

@@ -195,6 +195,10 @@ def check_atomic(node: Node) -> None:
         raise CompilerBug(f"no {node.arg.name} of a dtype", found=dtype, wanted=wanted)
 
 
+# Bits in which the places of a step and of the fourth one on differ, in rows of 128 bytes whose
+# chunks are exchanged: that of the rows alone, and all.
+LATE_NBYTES = 4 * 128
+ACROSS_NBYTES = LATE_NBYTES | 4 * 16
 _BOXES = ("tma.box", "tma.multicast", "tma.walk")
 _COPIES = frozenset(("tma.load", "tma.store", *_BOXES))
 # Chunks of rows of 128 bytes are exchanged.

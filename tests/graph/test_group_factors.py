@@ -109,10 +109,10 @@ def test_float32_is_rounded_to_tfloat32_where_that_is_wanted(
 
 
 @pytest.mark.parametrize("form", ["NT", "NN"])
-def test_the_copy_engine_rounds_what_lies_along_the_sum(
+def test_the_copy_engine_rounds_as_it_copies(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ties and subnormals among the rest; what lies across is stored rounded, and copied so."""
+    """Ties and subnormals among the rest; so it does what lies across."""
     programs: list[Program] = []
     load = PtxDevice.load
     monkeypatch.setattr(
@@ -125,9 +125,29 @@ def test_the_copy_engine_rounds_what_lies_along_the_sum(
         y = Tensor(b).T if form[1] == "T" else Tensor(np.ascontiguousarray(b.T))
         found = (Tensor(a) @ y).numpy()
     np.testing.assert_allclose(found, rounded(a) @ rounded(b).T, atol=1e-4)
-    assert [one.rounds for one in programs[-1].maps] == [True, form[1] == "T"]
-    assert len(programs) == 1 + (form[1] == "N")
+    assert [one.rounds for one in programs[-1].maps] == [True, True]
+    assert len(programs) == 1
     assert "cvt.rn.tf32" not in programs[-1].source
+
+
+@pytest.mark.parametrize("shape", [(72, 68, 96), (256, 260, 256), (129, 200, 72)], ids=str)
+@pytest.mark.parametrize("form", ["NN", "TT", "TN"])
+def test_lanes_read_a_factor_that_lies_across(
+    form: str, shape: tuple[int, int, int], texts: list[str]
+) -> None:
+    """It is stored turned only if the other one lies so, too, or rows are no whole words."""
+    m, n, depth = shape
+    random = np.random.default_rng(8)
+    a, b = (random.standard_normal(size).astype(np.float32) for size in ((m, depth), (depth, n)))
+    with ptx_session(), options.override(matmul_precision="high"):
+        x = Tensor(a) if form[0] == "N" else Tensor(np.ascontiguousarray(a.T)).T
+        y = Tensor(b) if form[1] == "N" else Tensor(np.ascontiguousarray(b.T)).T
+        found = (x @ y).numpy()
+    np.testing.assert_allclose(found, rounded(a) @ rounded(b), atol=1e-4)
+    held = form == "NN" or m % 4 == 0 or form == "TN"
+    by_lanes = re.findall(r"mma_async\S* \{[^}]*\}, \{", texts[-1])
+    assert len(by_lanes) == held * texts[-1].count("mma_async")
+    assert len(texts) == 1 + (form == "TN" or not held)
 
 
 def test_what_was_captured_is_not_replayed_for_another_precision() -> None:

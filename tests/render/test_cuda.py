@@ -30,7 +30,7 @@ from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import lowered
 from tests.kernel.instructions.test_mma_sync import product
-from tests.kernel.instructions.test_wgmma import ASYNC
+from tests.kernel.instructions.test_wgmma import ASYNC, text_of_turned, turned_product
 from tests.kernel.instructions.test_wgmma import text as groups_text
 from tests.render.gpu_harness import (
     HOPPER,
@@ -216,6 +216,18 @@ def test_copies(dtype: DType, width: int, align: int) -> None:
 def test_products_of_groups_of_warps(turned: bool) -> None:
     kernel = product(64, 64, 192, turned, not turned)
     loop, program = lowered(kernel, groups_text((turned, not turned), ASYNC.format(3)))
+    arrays = k.arguments(kernel)
+    expected = {slot: np.array(array) for slot, array in arrays.items()}
+    evaluate_loop(loop, expected)
+    found = [np.array(arrays[slot]) for slot in range(len(arrays))]
+    run_module(PtxModule.parse(to_ptx(text_of(program))), program, found)
+    k.assert_equal(expected, dict(enumerate(found)))
+
+
+@COMPILED
+def test_products_of_what_lanes_read() -> None:
+    kernel = turned_product(64, 64, 96)
+    loop, program = lowered(kernel, text_of_turned(ASYNC.format(3)))
     arrays = k.arguments(kernel)
     expected = {slot: np.array(array) for slot, array in arrays.items()}
     evaluate_loop(loop, expected)

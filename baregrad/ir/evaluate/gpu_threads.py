@@ -219,6 +219,26 @@ def _load_matrices(machine: Threads, node: Node) -> None:
         machine.values[register] = halves[0] | halves[1] << np.uint32(16)
 
 
+def _load_across(machine: Threads, node: Node) -> None:
+    """Two neighbours at each lane's place, and two of 4 steps on or back: the first ones first."""
+    (first,) = node.arg.immediates
+    array, offset, *registers = node.src
+    starts = np.broadcast_to(np.asarray(machine.use(offset), np.int64), machine.threads.shape)
+    starts = starts + first
+    memory = machine.buffer(array).view(np.uint32)
+    late = starts & 128 != 0
+    pairs = []
+    for places in (starts, starts ^ (128 | 16)):
+        both = places[:, None] + np.arange(2)
+        if (places % 2).any() or (both >= memory.size).any():
+            raise IndexOutOfRange(f"{node!r} of {array!r}", found=places.tolist()[:8])
+        machine.see(node, array, both)
+        pairs.append(memory[both])
+    for number, register in enumerate(registers):
+        mine, theirs = pairs[number // 2], pairs[1 - number // 2]
+        machine.values[register] = np.where(late, theirs[:, number % 2], mine[:, number % 2])
+
+
 def _multiply_matrices(machine: Threads, node: Node) -> None:
     """Products of a warp's fragments, element by element where the manual says that they are."""
     machine.meet("matrices are multiplied")
@@ -341,13 +361,20 @@ def _held_rows(machine: Threads, words: Sequence[Node], dtype: DType) -> Array:
     lane = np.arange(WARP)
     count = machine.threads.size // _GROUP
     found = np.zeros((count, 4, 16, 16))
+    if dtype.itemsize == 4:
+        found = found[..., :8]
     for number, one in enumerate(words):
         word = np.broadcast_to(np.asarray(machine.use(one)), machine.threads.shape)
+        if dtype.itemsize == 4:
+            row, step = lane // 4 + 8 * (number & 1), lane % 4 + 4 * (number >> 1)
+            held = to_array(word.astype(np.uint32).view(memory_dtype(dtype)), dtype)
+            found[:, :, row, step] = held.reshape(count, 4, WARP)
+            continue
         for half in range(2):
             codes = (word >> np.uint32(16 * half)).astype(np.uint16).view(memory_dtype(dtype))
             row, step = lane // 4 + 8 * (number & 1), 8 * (number >> 1) + 2 * (lane % 4) + half
             found[:, :, row, step] = to_array(codes, dtype).reshape(count, 4, WARP)
-    return found.reshape(count, 64, 16)
+    return found.reshape(count, 64, -1)
 
 
 def _pack(machine: Threads, node: Node) -> None:
@@ -403,6 +430,8 @@ INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingPr
     "cp.async.commit": _commit,
     "cp.async.wait": _wait,
     "ldmatrix": _load_matrices,
+    "ldmatrix.across": _load_across,
+    "bar.warp": lambda machine, node: machine.meet("a warp meets"),
     "mma.sync": _multiply_matrices,
     **dict.fromkeys(("wgmma", "wgmma.held"), _multiply_groups),
     "cvt.pack": _pack,

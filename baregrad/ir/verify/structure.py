@@ -112,7 +112,7 @@ _OPEN = TILE_BINDS | {"grid", "cluster", "warpgroup"}
 
 # How many sources are read of instructions that write registers.
 _READ: MappingProxyType[str, int] = MappingProxyType({
-    "ldmatrix": 2, "cvt.pack": 1, "cvt.widen": 1,
+    "ldmatrix": 2, "ldmatrix.across": 2, "cvt.pack": 1, "cvt.widen": 1,
 })  # fmt: skip
 _OPERANDS = frozenset((Ops.CONST, Ops.PARAM, Ops.ALLOC, Ops.VAR, Ops.REG, Ops.LANES))
 

@@ -14,14 +14,22 @@ from math import prod
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Alloc
-from baregrad.ir.core.node import Node, const, extent_of, make_node, rebuild, toposort
+from baregrad.ir.core.node import (
+    Node,
+    const,
+    extent_of,
+    make_node,
+    range_node,
+    rebuild,
+    toposort,
+)
 from baregrad.ir.core.op import STATEMENTS, Ops, mask_of
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import Done, Fence
 from baregrad.kernel.gpu.barriers import BARRIER, sequence
 from baregrad.kernel.gpu.parted_sums import DONE, FIRST_ID, last_parts, parts_of, read_by_rows
 from baregrad.kernel.gpu.teams import TURNS_ID
-from baregrad.kernel.instructions.wgmma import INSTRUCTION, adds_apart
+from baregrad.kernel.instructions.wgmma import INSTRUCTION, adds_apart, is_read_by_lanes
 
 # Beyond the ids of all other arrays: scales of panels' sums, and those of the next panel's; and as
 # many as a thread keeps of them.
@@ -31,6 +39,7 @@ _MMA = Ops.MMA.bit
 _BODIES = mask_of((Ops.KERNEL, Ops.SEQ, Ops.LOOP, Ops.IF))
 _FENCE = Node(Ops.FENCE, dtypes.token, (), Fence("generic", "async"))
 _ANEW = const(False, dtypes.bool)
+_ONE_LEFT = Node(Ops.DONE, dtypes.token, (), Done("mma", 1))
 _SLOTS = Node(Ops.DONE, dtypes.token, (), Done("slots"))
 
 
@@ -89,6 +98,8 @@ def _in_order(items: Sequence[Node]) -> list[Node]:
             while place and _is_copy(found[place - 1]) and not _sets(found[place - 1], group):
                 place -= 1
             begun, after = parts_of(group, late)
+            if is_read_by_lanes(group.src[1].dtype, group.arg.a_major == "k"):
+                begun = _in_halves(group)
             follows = items[at + 1] if at + 1 < len(items) else item
             if _reads(follows, group) and (clears := _begins(found, group)) is not None:
                 # What reads its sums comes next, and reads all else while they are made.
@@ -263,6 +274,25 @@ def _is_scale(statement: Node, axis: Node) -> bool:
 
 def _by_id(axis: Node) -> int:
     return int(axis.arg.id)
+
+
+def _in_halves(group: Node) -> list[Node]:
+    """A product of what lanes read, as two groups of half its steps.
+
+    Each reads words into registers that the group before the last one has read: the other half's
+    products are made meanwhile.
+    """
+    steps = group.src[7] if len(group.src) > 7 else None
+    count = 1 if steps is None else int(steps.src[0].arg)
+    if steps is None or count % 2:
+        return [DONE, group]
+    half = range_node(count // 2, steps.arg.id, steps.arg.axis, steps.arg.bind)
+    found = []
+    for first in (0, count // 2):
+        place = index.as_node(index.add(half, first))
+        left, right = (substitute(load, {steps: place}) for load in group.src[1:3])
+        found.append(group.replace(src=(group.src[0], left, right, *group.src[3:7], half)))
+    return [found[0], _ONE_LEFT, found[1]]
 
 
 def _is_copy(statement: Node) -> bool:

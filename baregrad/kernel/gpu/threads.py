@@ -56,7 +56,13 @@ from baregrad.kernel.instructions.mma_sync import (
     paired_place,
     registers_of,
 )
-from baregrad.kernel.instructions.wgmma import INSTRUCTION, WARPS, lanes_of_tile
+from baregrad.kernel.instructions.wgmma import (
+    INSTRUCTION,
+    WARPS,
+    is_read_by_lanes,
+    lane_of_turned,
+    lanes_of_tile,
+)
 
 # Blocks of a launch, at most: the limit of a grid's first dimension.
 MOST_BLOCKS = (1 << 31) - 1
@@ -189,7 +195,8 @@ class _Threads:
         self.exchanged = wide is not None and is_exchanged(node, wide, stores)
         warps = WARPS if node.arg.name == INSTRUCTION else 1
         thread = self.places["thread"]
-        found = self.registers = registers_of(thread, beside, self.exchanged, warps)
+        turned = warps > 1 and is_read_by_lanes(node.src[1].dtype, node.arg.a_major == "k")
+        found = self.registers = registers_of(thread, beside, self.exchanged, warps, turned)
         self.memo[rows], self.memo[columns] = found.row, found.column
         if wide is None:
             self.tiles |= {rows: HALVES, columns: found.columns}
@@ -283,6 +290,8 @@ class _Threads:
         # Four warps name where both factors begin.
         groups = node.arg.name == INSTRUCTION
         where = ((0, 0), (0, 0)) if groups else lane_places(node.arg, lane)
+        if groups and is_read_by_lanes(left.dtype, node.arg.a_major == "k"):
+            where = lane_of_turned(lane), where[1]
         found = [self.expression(total)]
         for load, tile, (across, step) in zip((left, right), (rows, columns), where, strict=True):
             places = {tile: index.as_node(across), summed: index.as_node(step)}

@@ -101,8 +101,12 @@ def product(total: Node, value: Node, own: tuple[Node, ...]) -> Node:
     rows, columns = sorted(tiles, key=lambda axis: -int(axis.src[0].arg))
     if rows not in loads[0].ranges:
         loads.reverse()
-    majors = [_major(load, {"k": summed, name: axis})
-              for load, name, axis in zip(loads, "mn", (rows, columns), strict=True)]
+    # A single warp's lanes are handed matrices, which are turned by 16 bits.
+    of_warp = int(rows.src[0].arg) == M
+    majors = [
+        _major(load, {"k": summed} | ({} if of_warp and load.dtype in _ALONG else {name: side}))
+        for load, name, side in zip(loads, "mn", (rows, columns), strict=True)
+    ]
     depth = int(summed.src[0].arg)
     left, right = (load.dtype for load in loads)
     info = Mma("mma.sync", (M, N, depth), left, total.dtype, b_major=majors[1], a_major=majors[0],
@@ -123,11 +127,11 @@ def _major(load: Node, axes: dict[str, Node]) -> str:
     terms, constant = index.linear(load.src[-1])
     row = ROW_NBYTES // load.dtype.itemsize
     for name, axis in axes.items():
-        if name != "k" and load.dtype in _ALONG:
-            continue
         others = [scale for atom, scale in terms.items() if atom is not axis]
         pitch = load.src[0].arg.shape[-1]
         if terms.get(axis) == 1 and all(s % row == 0 for s in (constant, pitch, *others)):
+            return name
+        if terms == {index.as_node(index.mod(axis, pitch)): 1} and pitch % row == 0 == constant:
             return name
     raise ScheduleError(
         f"a matrix unit reads rows of {row} elements, 16 bytes to 16 bytes",
@@ -233,16 +237,18 @@ class LaneRegisters(NamedTuple):
 
 
 def registers_of(
-    lane: Dim, beside: int = 1, exchanged: bool = False, warps: int = 1
+    lane: Dim, beside: int = 1, exchanged: bool = False, warps: int = 1, paired: bool = False
 ) -> LaneRegisters:
     """The registers of a lane that has `beside` tiles in each vector.
 
     exchanged: of four tiles, whose columns the four lanes of a row have exchanged. warps: those
-    that have 16 rows of a tile each, one after the other.
+    that have 16 rows of a tile each, one after the other. paired: both rows of a lane are
+    neighbours, as it reads them so.
     """
     warp, lane = (index.floordiv(lane, 32), index.mod(lane, 32)) if warps > 1 else (0, lane)
     columns = range_node(2 * beside, FIRST_ID + 2, "", "vector")
-    row = index.add(index.floordiv(lane, 4), index.mul(HALVES, ROW))
+    each, apart = (2, 1) if paired else (1, ROW)
+    row = index.add(index.mul(index.floordiv(lane, 4), each), index.mul(HALVES, apart))
     row = index.as_node(index.add(row, index.mul(warp, M)))
     first = index.mul(index.mod(lane, 4), 2)
     column = index.as_node(index.add(first, index.floordiv(columns, beside)))

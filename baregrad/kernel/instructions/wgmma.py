@@ -7,7 +7,8 @@ that a product of 16 x 8 by one warp has (`mma_sync`). Source: PTX ISA, "wgmma".
 
 Both factors lie in rows of 128 bytes whose chunks are exchanged: rows of steps, or, turned, panels
 of 64 rows (or columns) of the factor, each with all steps one after the other. Only 16-bit floats
-may be turned.
+may be turned, and the first factor of tfloat32, in panels of 32 rows: lanes read their words of
+those themselves, and the unit takes them from registers.
 
 Sums of products of 8-bit floats keep 13 bits below the first one of the largest term. So those of
 a panel's steps are sums of their own, which threads add up in float32.
@@ -23,6 +24,7 @@ from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.analysis.words import Factors
 from baregrad.ir.core import index
+from baregrad.ir.core.index import Dim
 from baregrad.ir.core.layout import Swizzle
 from baregrad.ir.core.node import Node, range_node, toposort
 from baregrad.ir.core.op import Ops
@@ -166,16 +168,39 @@ def product(total: Node, value: Node, own: tuple[Node, ...]) -> Node:
     return node.replace(arg=replace(mma, name=INSTRUCTION, shape=(M, N, depth)))
 
 
+def is_read_by_lanes(left: DType, along: bool) -> bool:
+    """Whether lanes read a first factor for the unit, which would take none that lies so.
+
+    along: whether its steps lie together.
+    """
+    return not along and left is dtypes.tfloat32
+
+
+def lane_of_turned(lane: Dim) -> tuple[Dim, Dim]:
+    """The row and the step of the first number that a lane reads of 64 rows and 8 steps.
+
+    A warp's rows are half a row of 128 bytes, which is a step. Of two neighbours for each lane at
+    once, all of a half warp lie in other banks if every other two lanes of a step begin with the
+    steps from the fourth on (chunk c of step s lies where chunk c ^ s would).
+    """
+    own = index.mod(index.floordiv(lane, 4), 8)
+    row = index.add(index.mul(index.floordiv(lane, 32), 16), index.mul(own, 2))
+    late = index.mod(index.floordiv(own, 2), 2)
+    return row, index.add(index.mod(lane, 4), index.mul(late, 4))
+
+
 def _check_rows(load: Node, side: Node, steps: Node, along: bool) -> None:
     """Refuse a copy of which the instruction cannot find the rows."""
     where, row = load.src[0].arg, row_of(load.dtype)
     terms, _ = index.flat_terms(load.src[-len(where.shape):], where.shape)
     inner, outer = (steps, side) if along else (side, steps)
+    if terms.get(index.as_node(index.mod(side, row))) == 1:
+        inner = index.as_node(index.mod(side, row))
     swizzle = None if where.layout is None else where.layout.swizzle
     if (
         where.shape[-1] != row or swizzle != EXCHANGED
         or terms.get(inner) != 1 or terms.get(outer) != row
-        or (not along and load.dtype.bits != 16)
+        or (not along and load.dtype.bits != 16 and not is_read_by_lanes(load.dtype, along))
     ):
         raise ScheduleError(
             f"four warps read factors of rows of {row} elements whose chunks are exchanged",

@@ -11,7 +11,7 @@ from baregrad.ir.core.attrs import Machine
 from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.instructions.mma_sync import DEEP, HALVES, N, registers_of
-from baregrad.kernel.instructions.wgmma import MOST_TILES, PANEL, row_of
+from baregrad.kernel.instructions.wgmma import MOST_TILES, PANEL, is_read_by_lanes, row_of
 from baregrad.kernel.linearise.tile_axes import Point
 from baregrad.kernel.linearise.values import Values
 
@@ -44,6 +44,12 @@ def multiply_group(values: Values, node: Node) -> None:
         for point in values.tiles.points((*outer, *rows), here):
             values.point = point
             rounded(values, known, left)
+    elif is_read_by_lanes(left.dtype, node.arg.a_major == "k"):
+        for point in values.tiles.points((*outer, *rows), here):
+            values.point = point
+            _read_by_lanes(values, known, left)
+        # One lane says for all that a slot was read.
+        values.scopes.append(_plain("bar.warp"))
     values.scopes.append(_plain("wgmma.fence"))
     keep = bool(node.src[3].arg)
     for number, step in enumerate(values.tiles.points(outer, here)):
@@ -88,6 +94,20 @@ def rounded(values: Values, known: dict[Any, Registers], factor: Node) -> Regist
     return found
 
 
+def _read_by_lanes(values: Values, known: dict[Any, Registers], load: Node) -> Registers:
+    """The first factor's words at the present point, of shared memory where it lies across."""
+    axes = values.tiles.axes_of(load.ranges)
+    key = (load, tuple([values.point[axis] for axis in axes]))
+    found = known.get(key)
+    if found is None:
+        offset, at = values.offset(values.memory.addresses[load])
+        words = tuple([values.fresh_register(dtypes.uint32, 1) for _ in range(4)])
+        src, what = (load.src[0], offset, *words), Machine("ldmatrix.across", (at,))
+        values.scopes.append(make_node(Ops.MACHINE, dtypes.token, src, what))
+        found = known[key] = words
+    return found
+
+
 def _multiply(
     values: Values, node: Node, where: Point, points: Sequence[Point], keep: bool,
     known: dict[Any, Registers],
@@ -102,12 +122,17 @@ def _multiply(
     alone = registers_of(0, beside).alone
     places = [values.memory.addresses[right].at({**where, **point}) for point in points]
     panel = _panel(places, mma.b_major != "k", row_of(right.dtype))
+    by_lanes = is_read_by_lanes(left.dtype, mma.a_major == "k")
     operands: list[Node] = []
     starts = []
     for load, point in ((left, where), (right, {**where, **points[0]})):
         values.point = point
         if load.op is Ops.CAST:
             operands += rounded(values, known, load)
+            starts.append(0)
+            continue
+        if load is left and by_lanes:
+            operands += _read_by_lanes(values, known, load)
             starts.append(0)
             continue
         offset, at = values.offset(values.memory.addresses[load])
@@ -123,7 +148,7 @@ def _multiply(
     lanes = beside, int(mma.exchanged), int(keep)
     kinds = mma.operand.name, (mma.beside or mma.operand).name
     sizes = (*kinds, *turned, panel, *starts, *lanes, *tiles)
-    what = Machine("wgmma.held" if left.op is Ops.CAST else "wgmma", sizes)
+    what = Machine("wgmma.held" if left.op is Ops.CAST or by_lanes else "wgmma", sizes)
     values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (*operands, *registers), what))
 
 

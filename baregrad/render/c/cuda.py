@@ -19,9 +19,11 @@ from baregrad.render.c.cuda_roles import MAP_TYPE, map_parameters, role_rules
 from baregrad.render.c.ops import instruction, place_text, vload, vstore
 from baregrad.render.c.text import CText, Dialect, Rule
 from baregrad.render.gpu import (
+    ACROSS_NBYTES,
     ATOMS,
     BLOCK,
     CLUSTER,
+    LATE_NBYTES,
     RANK,
     THREAD,
     WAIT,
@@ -388,6 +390,26 @@ def _load_matrices(f: CText, node: Node) -> None:
     )
 
 
+def _load_across(f: CText, node: Node) -> None:
+    """Two neighbours at a lane's place, and two of 4 steps on or back: the first steps' first."""
+    (first,) = node.arg.immediates
+    array, offset, *registers = node.src
+    names = [name for register in registers for name in _cells(f, register)]
+    outs = ", ".join([f'"=r"({name})' for name in names])
+    place = f"(u32)__cvta_generic_to_shared(&{f.names[array]}[{f.use(offset)}])"
+    chosen = " ".join([
+        f"selp.b32 %{number}, {theirs}, {mine}, late;"
+        for number, (mine, theirs) in enumerate(zip("acbd", "bdac", strict=True))
+    ])  # fmt: skip
+    f.line(
+        'asm volatile("{ .reg .pred late; .reg .b32 o, a, b, c, d; '
+        f"and.b32 o, %4, {LATE_NBYTES}; setp.ne.u32 late, o, 0; xor.b32 o, %4, {ACROSS_NBYTES}; "
+        f"ld.shared.v2.b32 {{a, c}}, [%4+{4 * first}]; "
+        f"ld.shared.v2.b32 {{b, d}}, [o+{4 * first}]; "
+        f'{chosen} }}" : {outs} : "r"({place}) : "memory");'
+    )
+
+
 _SHORT = MappingProxyType({
     "float16": "f16", "bfloat16": "bf16", "tfloat32": "tf32", "int8": "s8", "uint8": "u8",
     "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2",
@@ -542,11 +564,13 @@ _MACHINE: MappingProxyType[str, Callable[[CText, Node], None]] = MappingProxyTyp
         "bulk.commit": _plain("cp.async.bulk.commit_group"),
         "bulk.wait": _bulk_wait,
         "ldmatrix": _load_matrices,
+        "ldmatrix.across": _load_across,
         "mma.sync": _multiply,
         "cvt.pack": _pack,
         "cvt.widen": _widen,
         "fence.proxy.async": _plain("fence.proxy.async.shared::cta"),
         **dict.fromkeys(("wgmma", "wgmma.held"), _multiply_groups),
+        "bar.warp": _plain("bar.warp.sync 0xFFFFFFFF"),
         "wgmma.fence": _plain("wgmma.fence.sync.aligned"),
         "wgmma.commit": _commit_products,
         "wgmma.wait": _wait_for_products,

@@ -365,6 +365,7 @@ HOPPER_RULES: MappingProxyType[str, Rule] = MappingProxyType(
         "bulk.store": _store_run,
         "bulk.commit": _plain("cp.async.bulk.commit_group"),
         "bulk.wait": _bulk_wait,
+        "bar.warp": lambda f, node: f.emit("bar.warp.sync", ALL_LANES),
         "wgmma.fence": _plain("wgmma.fence.sync.aligned"),
         "wgmma.mma": _multiply,
         **dict.fromkeys(("wgmma", "wgmma.held"), _multiply_groups),

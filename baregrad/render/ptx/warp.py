@@ -13,6 +13,9 @@ immediates in brackets and their sources:
     cvt.widen (type, type, turned) W, W, W     the four 8-bit floats of a word as two 16-bit ones in
                                                each of two words; turned, the second and the third
                                                change places
+    ldmatrix.across (first) shared, offset, W   of 16 rows and 8 steps of tfloat32, a step a row of
+                                               128 bytes: `first` elements behind each lane's own
+                                               place, the 4 words of A that it has
     cp.async (bytes[, at, first[, lines]]) shared, offset, array, offset[, mask]   zeros where the
                                                mask is false; `at` and `first` elements behind the
                                                offsets; `lines`: the second cache may ask for 128
@@ -31,6 +34,7 @@ from types import MappingProxyType
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import as_dtype
 from baregrad.ir.core.node import Node
+from baregrad.render.gpu import ACROSS_NBYTES, LATE_NBYTES
 from baregrad.render.ptx.fetch_ahead import HINTS
 from baregrad.render.ptx.memory import place_of
 from baregrad.render.ptx.text import ALL_LANES, PtxText, Rule, braces
@@ -88,6 +92,28 @@ def _load_matrices(f: PtxText, node: Node) -> None:
     targets = braces([f.one(register) for register in registers])
     way = ".trans" if turned else ""
     f.emit(f"ldmatrix.sync.aligned.m8n8.x{count}{way}.shared.b16", targets, where.text())
+
+
+def _load_across(f: PtxText, node: Node) -> None:
+    """Two neighbours at a lane's place, and two of 4 steps on or back: the first steps' first.
+
+    Both places differ in the same bits, since chunks are exchanged; one of these tells them apart.
+    """
+    (first,) = node.arg.immediates
+    buffer, offset, *registers = node.src
+    place = place_of(f, buffer, offset, 0, 0)
+    start = f.made("%r", "add.u32", place.base, str(place.at)) if place.at else place.base
+    other = f.made("%r", "xor.b32", start, str(ACROSS_NBYTES))
+    bit = f.made("%r", "and.b32", start, str(LATE_NBYTES))
+    late = f.made("%p", "setp.ne.u32", bit, "0")
+    found = []
+    for one in (start, other):
+        pair = [f.fresh("%r") for _ in range(2)]
+        f.emit("ld.shared.v2.b32", braces(pair), f"[{one}+{4 * first}]")
+        found.append(pair)
+    for number, register in enumerate(registers):
+        mine, theirs = (found[number // 2], found[1 - number // 2])
+        f.emit("selp.b32", f.one(register), theirs[number % 2], mine[number % 2], late)
 
 
 def _pack(f: PtxText, node: Node) -> None:
@@ -158,6 +184,7 @@ WARP_RULES: MappingProxyType[str, Rule] = MappingProxyType(
     {
         "mma.sync": _multiply,
         "ldmatrix": _load_matrices,
+        "ldmatrix.across": _load_across,
         "cvt.pack": _pack,
         "cvt.widen": _widen,
         "cp.async": _copy,

@@ -11,6 +11,7 @@ from baregrad.ir.core.node import Node, alu, cast
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.alu import to_array
 from baregrad.kernel import grid_size, lower, parse_schedule
+from baregrad.kernel.instructions import wgmma
 from baregrad.render import get
 from baregrad.target import gpu_row
 from tests.kernel import kernels as k
@@ -20,6 +21,7 @@ from tests.kernel.test_gpu_assembles import assembled, needs_ptxas
 
 HALF, BRAIN = dtypes.float16, dtypes.bfloat16
 E4M3, E5M2 = dtypes.float8_e4m3fn, dtypes.float8_e5m2
+TF32 = dtypes.tfloat32
 Kinds = tuple[DType, DType]
 HEAD = (
     "split('i0', outer='a', w={groups}, u={tiles}, m=64, masked=True),"
@@ -183,6 +185,61 @@ def test_long_sums_of_8_bit_floats_keep_their_digits() -> None:
     for slot, number in ((1, 1.0), (2, 1.125)):
         arrays[slot][:] = encode([number], E4M3)[0]
     assert (run_text(loop, program, arrays)[0] == 8192 * 1.125).all()
+
+
+def turned_product(m: int, n: int, r: int) -> Node:
+    """c = a.T b.T of tfloat32: the first factor lies across the sums."""
+    i, j, q = (k.range_node(size, place) for place, size in enumerate((m, n, r)))
+    left, right = k.param(1, r, m, dtype=TF32), k.param(2, n, r, dtype=TF32)
+    factors = (cast(k.at(left, q, i), dtypes.float32), cast(k.at(right, j, q), dtypes.float32))
+    summed = k.reduce(Ops.ADD, alu(Ops.MUL, *factors), q)
+    return k.kernel(k.out(k.param(0, m, n), summed, i, j), name="turned")
+
+
+def text_of_turned(pipe: str = "", **sizes: int) -> str:
+    """Rows of 128 bytes are half of those that an instruction has."""
+    spelled = text((True, True), pipe, **sizes).replace("kk=16", "kk=8")
+    return spelled.replace("'ki', 'kk', 'm'", "'m/32', 'ki', 'kk', 'm%32'")
+
+
+SIZES_OF_TURNED = (
+    ((64, 64, 32), "", {}), ((64, 64, 160), "pipeline('ko', 3, 'tma')", {}),
+    ((72, 56, 96), ASYNC.format(3), {}),
+    ((256, 128, 96), "pipeline('ko', 2, 'tma')", {"groups": 2, "tiles": 2, "panels": 2}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "pipe", "sizes"), SIZES_OF_TURNED, ids=str)
+def test_lanes_read_tfloat32_that_lies_across(
+    shape: tuple[int, int, int], pipe: str, sizes: dict[str, int]
+) -> None:
+    """Within float32's rounding of the sums in float64."""
+    kernel = turned_product(*shape)
+    loop, program = lowered(kernel, text_of_turned(pipe, **sizes))
+    arrays = k.arguments(kernel)
+    left, right = (to_array(arrays[slot], TF32).astype(np.float64) for slot in (1, 2))
+    found = run_text(loop, program, arrays)[0]
+    np.testing.assert_array_equal(found, run_threads(loop, program, arrays)[0])
+    bound = shape[2] * 2.0**-24 * (np.abs(left).T @ np.abs(right).T)
+    assert (np.abs(found - left.T @ right.T) <= bound).all()
+    assert count(program, "wgmma.held") and not count(program, "wgmma")
+
+
+def test_half_a_warp_reads_all_banks_once() -> None:
+    """Of 64 rows and 8 steps: each lane has two neighbours at once, and those of 4 steps on."""
+    read = set()
+    for begin in range(0, 128, 16):
+        banks = []
+        for lane in range(begin, begin + 16):
+            row, step = wgmma.lane_of_turned(lane)
+            assert isinstance(row, int) and isinstance(step, int)
+            panel, column = divmod(row, 32)
+            chunk = column // 4 ^ step
+            banks += [4 * chunk + column % 4, 4 * chunk + column % 4 + 1]
+            row = 32 * panel + column
+            read |= {(row + both, step ^ late) for both in (0, 1) for late in (0, 4)}
+        assert sorted(banks) == list(range(32))
+    assert len(read) == 64 * 8
 
 
 @needs_ptxas

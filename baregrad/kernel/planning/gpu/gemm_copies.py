@@ -9,11 +9,13 @@ the order in which products are added up.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product, takewhile
 from math import gcd
 from types import MappingProxyType
 from typing import NamedTuple
 
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, iterations
@@ -60,11 +62,12 @@ class Orders(NamedTuple):
 
 
 def orders_of(
-    plan: GpuPlan, factors: GemmFactors, chunk: int = CHUNK, along: bool = False
-) -> Orders:
+    plan: GpuPlan, factors: GemmFactors, chunk: int = CHUNK,
+    along: tuple[bool, bool] = (False, False),
+) -> Orders:  # fmt: skip
     """The orders in which the fewest copies and stores do.
 
-    chunk: elements that a copy takes at most. along: the depth is to be innermost in both.
+    chunk: elements that a copy takes at most. along: in which of both the depth is to be innermost.
     """
     reads = [*factors.left.reads, *factors.right.reads]
     every = (
@@ -74,8 +77,8 @@ def orders_of(
     )
     best: tuple[int, Orders] | None = None
     for rows, columns, depth in product(*every):
-        left = copy_of(factors.left, rows, depth, chunk, along)
-        right = copy_of(factors.right, columns, depth, chunk, along)
+        left = copy_of(factors.left, rows, depth, chunk, along[0])
+        right = copy_of(factors.right, columns, depth, chunk, along[1])
         cost = sum([_COSTS[min(-(-each.lanes * CHUNK // chunk), CHUNK)] for each in (left, right)])
         cost += _APART * (plan.write.stride(columns[-1]) != 1)
         if best is None or cost < best[0]:
@@ -213,3 +216,20 @@ def run_of(read: ArrayAccess, axes: Sequence[Node]) -> list[Node]:
         found.append(axis)
         stride *= iterations([axis])
     return found
+
+
+def held_first(plan: GpuPlan, factors: GemmFactors, dtype: DType) -> GemmFactors:
+    """Both factors, the second of which lies along the sum if one of them does.
+
+    Lanes read the first one themselves where it lies across.
+    """
+    if dtype is not dtypes.tfloat32:
+        return factors
+    chunk = CHUNK_NBYTES // dtype.itemsize
+    turned = replace(factors, left=factors.right, right=factors.left, rows=factors.columns,
+                     columns=factors.rows)  # fmt: skip
+    if orders_of(plan, factors, chunk, (False, True)).right.lanes < chunk == (
+        orders_of(plan, turned, chunk, (False, True)).right.lanes
+    ):
+        return turned
+    return factors

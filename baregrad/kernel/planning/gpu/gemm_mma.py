@@ -45,9 +45,11 @@ from baregrad.kernel.language.schedule import (
 )
 from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gemm_copies import (
+    CHUNK,
     CHUNK_NBYTES,
     FactorCopy,
     Orders,
+    held_first,
     in_boxes,
     in_walks,
     orders_of,
@@ -131,7 +133,7 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     if small or k < LEAST_DEPTH or m * n * k < LEAST_PRODUCTS:
         plan.because("{} x {} results, sums of {}: too small for matrix units", m, n, k)
         return False
-    orders = orders_of(plan, factors, chunk, along=not turns)
+    orders = orders_of(plan, factors, chunk, (not turns, not turns))
     # Short sums have two panels: what is copied as it is read waits for each of its words.
     panel = full if k > full else -(-k // (2 * depth)) * depth
     has_room = plan.target.shared_bytes_per_block >= SCALED_NBYTES
@@ -176,16 +178,17 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
 
 def _plan_along(plan: GpuPlan, factors: GemmFactors, dtype: DType) -> bool:
     """Give a contraction to groups of warps, if its factors lie along its sums."""
-    m, n, k, _ = factors.sizes()
     if not wgmma.has_groups(plan.target, dtype):
         return False
+    factors = held_first(plan, factors, dtype)
+    m, n, k, _ = factors.sizes()
     chunk, panel, depth = (
         each // dtype.itemsize for each in (CHUNK_NBYTES, wgmma.ROW_NBYTES, wgmma.STEPS_NBYTES)
     )
     if min(m, n) < wgmma.M or k < panel:
         plan.because("{} x {} results, sums of {}: too small for groups of warps", m, n, k)
         return False
-    orders = orders_of(plan, factors, chunk, along=True)
+    orders = orders_of(plan, factors, chunk, (dtype is not dtypes.tfloat32, True))
     words = (
         _is_of_words(factors.left, orders.left, orders.rows, orders.depth, depth),
         _is_of_words(factors.right, orders.right, orders.columns, orders.depth, depth),
@@ -338,7 +341,9 @@ def _groups(
     found = ranked_groups(plan.target, products, words, dtype, asked=(left, right))
     if engine is not None:
         by_boxes = ranked_groups(plan.target, products, words, dtype, True)
-        uneven = _chosen(plan, factors) or wgmma.adds_apart(dtype)
+        # What lanes read they wait for, and another group is to multiply meanwhile.
+        by_lanes = wgmma.is_read_by_lanes(dtype, not engine.left.turned)
+        uneven = _chosen(plan, factors) or wgmma.adds_apart(dtype) or by_lanes
         if not uneven and not any(copy.walks for copy in (engine.left, engine.right)):
             by_boxes += ranked_groups(plan.target, products, words, dtype, True, teams=MOST_TEAMS)
             by_boxes.sort(key=lambda choice: choice.cycles)
@@ -376,7 +381,8 @@ def _of_engine(plan: GpuPlan, factors: GemmFactors, orders: Orders) -> Orders | 
     ):  # fmt: skip
         chunk = CHUNK_NBYTES // _element_nbytes(factor)
         is_box = in_boxes(factor, own, orders.depth, copy, chunk)
-        walks = not is_box and in_walks(factor, own, orders.depth, copy, chunk)
+        in_halves = copy.turned and chunk == CHUNK // 2
+        walks = not (is_box or in_halves) and in_walks(factor, own, orders.depth, copy, chunk)
         if not (is_box or walks):
             return None
         found.append(copy._replace(walks=walks))
@@ -432,6 +438,9 @@ def _copies_of_groups(plan: GpuPlan, factors: GemmFactors, orders: Orders, besid
     ):
         steps = ("k_u", "k_i")
         axes = (*outside, *steps, *row) if turned else (*outside, *row, *steps)
+        if turned and _element_nbytes(factor) == dtypes.tfloat32.itemsize:
+            # 64 rows are two panels of 128 bytes, which lanes read.
+            axes = (*outside, "m_i/32", *steps, "m_i%32")
         plan.steps.append(StageFactor(factor.place, axes, swizzle=3))
 
 
