@@ -79,6 +79,13 @@ def _in_step(program: Node, target: GpuTarget) -> list[Array]:
 # --- barriers and exchanges ----------------------------------------------------------------------
 
 
+def _bar_warp_sync(machine: Threads, node: Node) -> None:
+    """The lanes of each warp meet: which warp reads what another wrote is not looked for here."""
+    machine.meet("a barrier of warps")
+    machine.writers.clear()
+    machine.readers.clear()
+
+
 def _bar_sync(machine: Threads, node: Node) -> None:
     """All threads of the block meet, or a number of warps at a numbered barrier."""
     machine.meet("a barrier")
@@ -420,6 +427,7 @@ _ATOMS: MappingProxyType[str, np.ufunc] = MappingProxyType(
 )
 INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingProxyType({
     "bar.sync": _bar_sync,
+    "bar.warp.sync": _bar_warp_sync,
     "shfl.sync.bfly": _exchange,
     **dict.fromkeys(_ATOMS, _atomic),
     "elect": _elect,

@@ -156,17 +156,19 @@ class Done:
     `lanes` and `slots` there is nothing in flight; of `tma`, none of an iteration's boxes may be.
     After all but `mma` and `tma` the block's threads meet, so that each sees what all have waited
     for: `slots` are read by then. reads_only: of stores, it is enough that their source was read.
+    by_warps: the lanes of each warp meet alone, as they read nothing else of what was copied.
     """
 
     engine: str
     keep: int = 0
     reads_only: bool = False
+    by_warps: bool = False
 
 
 @ATTRIBUTES(Ops.BARRIER)
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """All threads of a `warpgroup` of the role, a `block` or a `cluster` meet."""
+    """All threads of a `warp`, a `warpgroup` of the role, a `block` or a `cluster` meet."""
 
     scope: str
 

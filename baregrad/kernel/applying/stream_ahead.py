@@ -44,9 +44,9 @@ class StreamParts(NamedTuple):
     values: Copies
 
 
-def done(engine: str, keep: int = 0) -> Node:
-    """All but some groups of copies or of products are waited for."""
-    return make_node(Ops.DONE, dtypes.token, (), Done(engine, keep))
+def done(engine: str, keep: int = 0, by_warps: bool = False) -> Node:
+    """All but some groups of copies or of products are waited for, by a block or by each warp."""
+    return make_node(Ops.DONE, dtypes.token, (), Done(engine, keep, by_warps=by_warps))
 
 
 def commit() -> Node:

@@ -262,7 +262,12 @@ def check_stream(step: StreamTiles, facts: StreamFacts, target: AnyTarget) -> No
         raise illegal(step, "its tiles are those of a warp or of four", found=step.instruction)
     if step.keys % DEPTH or any(width % DEPTH for width in facts.widths):
         raise illegal(step, "keys and widths are multiples of 16", found=[step.keys, *facts.widths])
-    threads = step.warps * wgmma.LANES // (1 if groups else wgmma.WARPS)
+    if step.shares > 1 and (groups or step.warps > 1 or not facts.shares_keys):
+        raise illegal(
+            step, "single warps share keys of a maximum and sums of powers and values",
+            found=step.shares,
+        )
+    threads = step.warps * step.shares * wgmma.LANES // (1 if groups else wgmma.WARPS)
     if threads > target.threads_per_block:
         raise illegal(
             step, f"{target.name} has no block of so many threads", found=threads,

@@ -134,7 +134,7 @@ class RowStates:
             # Infinity and what is no number rise as well. A difference of what is near is exact.
             near = alu(Ops.CMPLE, alu(Ops.SUB, low, top), const(self.room, F32))
             higher = alu(Ops.WHERE, near, top, higher)
-        factor = self._factor(top, shift)
+        factor = self.factor(top, shift)
         highest = [store(one, alu(Ops.MAX, load(one, self.own), high), self.own)
                    for one in self.kept[1:]]  # fmt: skip
         return [
@@ -168,7 +168,7 @@ class RowStates:
             return []
         top, highest = load(self.row.top, self.own), load(self.row.highest, self.own)
         none = alu(Ops.CMPEQ, highest, LOWEST)
-        factor = self._factor(top, alu(Ops.WHERE, none, ZERO, highest))
+        factor = self.factor(top, alu(Ops.WHERE, none, ZERO, highest))
         return [
             store(self.row.scale, factor, self.own),
             store(self.row.top, highest, self.own),
@@ -176,7 +176,7 @@ class RowStates:
             *self.scaled(sums, places),
         ]
 
-    def _factor(self, top: Node, shift: Node) -> Node:
+    def factor(self, top: Node, shift: Node) -> Node:
         """What is relative to `top` times this is relative to a shift."""
         kind = Ops.EXP2 if self.is_loose else self.facts.near.op
         return Node(kind, F32, (alu(Ops.SUB, top, shift),))

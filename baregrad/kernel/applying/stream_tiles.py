@@ -57,6 +57,7 @@ from baregrad.kernel.applying.stream_panels import (
     whole,
     width_of,
 )
+from baregrad.kernel.applying.stream_results import SharedStates, written
 from baregrad.kernel.applying.stream_states import LOWEST, ZERO, RowArrays, RowStates, less
 from baregrad.kernel.facts.stream_facts import StreamFacts, array_read, holds_between, stream_facts
 from baregrad.kernel.gpu.barriers import sequence
@@ -104,7 +105,8 @@ class _Builder:
         count = index.floordiv(index.add(self.lengths[0], self.rows - 1), self.rows)
         self.outside, self.inside, self.blocks = block_axes(facts, step)
         self.number = axis_of(0, count, "grid", "rows")
-        self.warp = axis_of(2, step.warps, "thread_y", "w")
+        self.warps, self.keys = step.warps * step.shares, step.keys * step.shares
+        self.warp = axis_of(2, self.warps, "thread_y", "w")
         self.tile, self.m = axis_of(20, step.tiles, "unroll", "u"), axis_of(40, size, TILE, "m")
         self.lanes = lanes_of_tile(self.m)
         # Tiles of keys and their columns; of values; steps of the last product.
@@ -120,17 +122,19 @@ class _Builder:
             place = index.sub(index.sub(count, 1), self.number)
         self.start = index.mul(place, self.rows)
         # Which keys the block has, where these do not pass.
-        keys = index.floordiv(index.add(self.lengths[1], step.keys - 1), step.keys)
+        keys = index.floordiv(index.add(self.lengths[1], self.keys - 1), self.keys)
         self.column = axis_of(3, keys, "grid", "columns")
-        own = index.add(index.mul(self.warp, step.tiles * size), index.mul(self.tile, size))
-        self.place = index.add(own, self.m)
+        # Warps have rows of their own, or keys of those that pass at a time.
+        with_rows, with_keys = (self.warp, 0) if step.shares == 1 else (0, self.warp)
+        own = index.add(index.mul(with_rows, step.tiles * size), index.mul(self.tile, size))
+        self.place, self.of_warp = index.add(own, self.m), index.mul(with_keys, step.keys)
+        self.own_key = index.add(self.of_warp, index.add(index.mul(self.part, N), self.n))
         self.row = index.add(self.start, self.place)
         self.first, trips = self._span()
         trips = index.maximum(trips, 1) if step.ahead else trips
         self.loop = axis_of(1, trips, "loop", "keys")
         self.own: Places = (self.warp, self.tile, self.m)
-        self.allocs = 0
-        shape = (step.warps, step.tiles, size)
+        self.allocs, shape = 0, (self.warps, step.tiles, size)
         self.slots = facts.slots(target, self.groups)
         self.octets = facts.octets(target, self.groups)
         self.turned = not self.octets.isdisjoint(facts.values)
@@ -162,7 +166,11 @@ class _Builder:
         factors = [(one.right, one.depth) for one in facts.products]
         factors += [(values, facts.column) for values in facts.values if facts.column is not None]
         for read, across in factors:
-            self.right.append(self._panel(read, across, self.step.keys, self.slots))
+            self.right.append(self._panel(read, across, self.keys, self.slots))
+        # Warps that share keys wait for none but their own, once all have their rows.
+        lanes = int(self.lanes.src[0].arg)
+        uneven = [self.step.keys * one.width % (lanes * one.lanes) for one in self.right]
+        self.by_warps = self.step.shares > 1 and self.slots > 1 and not any(uneven)
 
     def _array(
         self, space: str, shape: tuple[int, ...], dtype: DType = F32, slots: int = 1
@@ -187,7 +195,7 @@ class _Builder:
         """The first tile of keys that the block's rows see, and how many they see."""
         if self.facts.over is not None:
             return 0, extent_of(self.facts.over)
-        keys = self.step.keys
+        keys = self.keys
         every = index.floordiv(index.add(self.lengths[1], keys - 1), keys)
         first: Dim = 0
         last = every
@@ -212,6 +220,9 @@ class _Builder:
         ]
         if not self.step.ahead and self.slots > 1:
             statements += [*self._copies(0, 60), commit()]
+        if self.by_warps:
+            # Rows, which all warps read, have come as well.
+            statements.append(done("copy"))
         has_sums = facts.states > 0 or not (facts.values or facts.over is not None)
         if facts.over is not None:
             statements.append(store(self.every, ZERO, (*self.own, self.part, self.n)))
@@ -228,7 +239,7 @@ class _Builder:
         if has_sums:
             total = folded(Ops.ADD, load(self.sums, (*self.own, self.n)), self.n)
             statements.append(store(self.total, total, self.own))
-        statements += [self._result(out) for out in facts.kernel.src]
+        statements += self._results()
         body = sequence(statements)
         tiles = (self.number,) if facts.over is None else (self.column, self.number)
         for axis in (*self.inside, *tiles, *self.outside):
@@ -246,6 +257,9 @@ class _Builder:
         self, tile: Dim, number: int, of: Sequence[Panel] | None = None
     ) -> tuple[Node, ...]:
         """The copies of one tile of keys, of all or of some inputs, begun if there is one."""
+        there = index.both(index.less(tile, extent_of(self.loop)), self._is_seen(tile))
+        if there.op is Ops.CONST and not there.arg:
+            return ()
         slot = self._slot(tile)
         panels = {panel.array: panel for panel in reversed(of or self.right)}
         made = tuple([
@@ -257,15 +271,14 @@ class _Builder:
                 self._copy(panel, self.facts.row, number + 5 * place, tile, slot)
                 for place, panel in enumerate(self.left, len(panels))
             ])
-        there = index.both(index.less(tile, extent_of(self.loop)), self._is_seen(tile))
         if there.op is Ops.CONST:
-            return made if there.arg else ()
+            return made
         return (make_node(Ops.IF, dtypes.token, (there, sequence(made))),)
 
     def _is_seen(self, tile: Dim) -> Node:
         """Whether some row may see a key of a tile, as far as one answer for the block tells."""
         start = self._first_key(tile)
-        ends = index.as_node(start), index.as_node(index.add(start, self.step.keys - 1))
+        ends = index.as_node(start), index.as_node(index.add(start, self.keys - 1))
         seen = list[Node]()
         rows = index.as_node(self.start), index.as_node(index.add(self.start, self.rows - 1))
         key, row = self.facts.key, self.facts.row
@@ -284,7 +297,7 @@ class _Builder:
 
     def _first_key(self, tile: Dim) -> Dim:
         passed = self.column if self.facts.over is not None else index.add(self.first, tile)
-        return index.mul(passed, self.step.keys)
+        return index.mul(passed, self.keys)
 
     def _axes(self, tile: Dim | None) -> dict[Node, Node]:
         """The block's axes for the kernel's, and for what passes, that of a tile."""
@@ -314,14 +327,15 @@ class _Builder:
         array = panel.array
         count, width = panel.count, panel.width
         each_warp = int(self.lanes.src[0].arg)
-        threads = self.step.warps * each_warp
+        threads = self.warps * each_warp
         lanes = panel.lanes
         first = self.start if is_of_rows or tile is None else self._first_key(tile)
         vector = axis_of(number, lanes, "vector")
-        place: Dim = index.add(index.mul(self.warp, each_warp), self.lanes)
         rounds = -(-count * width // (threads * lanes))
         each = axis_of(number + 1, rounds, "unroll" if lanes > 1 else "loop")
-        place = index.add(place, index.mul(each, threads))
+        apart = (rounds, each_warp) if self.by_warps and not is_of_rows else (1, threads)
+        place: Dim = index.add(index.mul(self.warp, apart[0] * each_warp), self.lanes)
+        place = index.add(place, index.mul(each, apart[1]))
         at = index.floordiv(place, width // lanes)
         column = index.add(index.mul(index.mod(place, width // lanes), lanes), vector)
         row = index.add(first, at)
@@ -349,7 +363,8 @@ class _Builder:
         begun = [store(s, ZERO, own) for s in self.s]
         begun += [self._scores(place, load(s, own)) for place, s in enumerate(self.s)]
         copies = [*self._copies(index.add(self.loop, self.slots - 1), 75), commit()]
-        statements = [done("copy"), *copies] if self.slots > 1 else [*copies, done("copy")]
+        came = done("copy", by_warps=self.by_warps)
+        statements = [came, *copies] if self.slots > 1 else [*copies, came]
         work = begun
         is_seen = self._is_seen(self.loop)
         if self.groups and is_seen.op is Ops.CONST:
@@ -450,12 +465,11 @@ class _Builder:
     def _scores(self, place: int, total: Node) -> Node:
         """The MMA of a product inside the stream."""
         left, right = self.left[place], self.right[place]
-        column = index.add(index.mul(self.part, N), self.n)
         slot = () if self.facts.over is None else self._slot(self.loop)
         outer = steps_of([width_of(one.depth) for one in self.facts.products], place, self.groups)
         step = (*outer[:-1], index.add(index.mul(outer[-1], DEPTH), self.k))
         a = load(left.array, whole((*slot, *left.places(self.place, *step))))
-        there = right.places(column, *step)
+        there = right.places(self.own_key, *step)
         b = load(right.array, whole((*self._slot(self.loop), *there)))
         return self._product(total, a, b, "k", (self.k, *outer))
 
@@ -463,7 +477,7 @@ class _Builder:
         """The factors of a last product: weights in registers, and values."""
         part = index.add(index.mul(self.turn, DEPTH // N), index.floordiv(self.j, N))
         held = load(array, (*self.own, *whole((part, index.mod(self.j, N)))))
-        step = index.add(index.mul(self.turn, DEPTH), self.j)
+        step = index.add(self.of_warp, index.add(index.mul(self.turn, DEPTH), self.j))
         places = panel.places(step, *in_panel(self.wide, self.c, self.turned))
         there = load(panel.array, whole((*self._slot(self.loop), *places)))
         return cast(held, self.states.narrow), there
@@ -483,8 +497,7 @@ class _Builder:
         return make_node(Ops.MMA, dtypes.token, src, info)
 
     def _key(self) -> Dim:
-        part = index.add(index.mul(self.part, N), self.n)
-        return index.add(self._first_key(self.loop), part)
+        return index.add(self._first_key(self.loop), self.own_key)
 
     def _at_tile(self, value: Node, known: dict[Node, Node]) -> Node:
         """An expression over the kernel's axes at the elements of a tile."""
@@ -538,7 +551,7 @@ class _Builder:
     def _sees_whole(self) -> Node:
         """Whether all rows of the block see all keys of a tile."""
         start = self._first_key(self.loop)
-        after = index.add(start, self.step.keys)
+        after = index.add(start, self.keys)
         conditions = [index.less(index.sub(after, 1), self.lengths[1])]
         for constant, factor, sign in self.limits:
             rows = self.start if factor > 0 else index.add(self.start, self.rows - 1)
@@ -555,7 +568,7 @@ class _Builder:
 
     # --- results --------------------------------------------------------------------------------
 
-    def _result(self, out: Node) -> Node:
+    def _results(self) -> list[Node]:
         """What is made of the states, written where there is a row."""
         facts = self.facts
         sums = [load(acc, (*self.own, *self.wide, self.c)) for acc in self.acc]
@@ -567,30 +580,14 @@ class _Builder:
             places = in_panel(self.wide, self.c, self.turned)
             column = index.flatten(places, [0, wgmma.PANEL][-len(self.wide):])
             memo[facts.column] = index.as_node(column)
+        if self.step.shares > 1:
+            put = SharedStates(self.states, self.warp, self.place, self.rows, self.lanes)
+            return put.results(states, memo, self.start)
         if facts.row is not None:
             memo[facts.row] = index.as_node(self.row)
-        if len(facts.fold.src) == 2:
-            memo[facts.fold] = states[0]
         there = index.less(self.row, self.lengths[0])
         if facts.over is not None:
             states = [load(self.every, (*self.own, self.part, self.n))]
             memo[facts.fold], memo[facts.key] = states[0], index.as_node(self._key())
             there = index.both(there, index.less(self._key(), self.lengths[1]))
-
-        def visit(node: Node) -> Node | None:
-            if node.op is Ops.PROJ and node.src[0] is facts.fold:
-                number: int = node.arg
-                return states[number]
-            if node.op is Ops.INDEX:
-                array, *indices = node.src
-                place = index.flatten(indices, array.shape)
-                return guarded(there, load(flat(array), whole((place,))))
-            return index.resimplify(node)
-
-        array, value, *indices = out.src
-        if facts.column is not None and not any(facts.column in one.ranges for one in indices):
-            there = index.both(there, index.less(memo[facts.column], 1))
-        found = rebuild(value, visit, memo=memo, enter=lambda node: node is not facts.fold)
-        at = [rebuild(place, visit, memo=memo) for place in indices]
-        done = store(flat(array), found, whole((index.flatten(at, array.shape),)))
-        return done if there.op is Ops.CONST else make_node(Ops.IF, dtypes.token, (there, done))
+        return [written(facts, out, states, memo, there) for out in facts.kernel.src]

@@ -157,6 +157,11 @@ class StreamFacts:
         return alone and self.over is None and read.ranges >= set(self.batch)
 
     @property
+    def shares_keys(self) -> bool:
+        """Whether what some keys give and what others give can be put together in the end."""
+        return self.states > 0 and len(self.values) == 1 and self.over is None
+
+    @property
     def limits(self) -> tuple[MaskLimit, ...]:
         """The masks by places, one of each sign at most; none where no such mask is known."""
         return tuple(self._by_places.values()) if self.unmasked is not self.exponent else ()

@@ -3,7 +3,8 @@
 A barrier stands between a write of a shared array and a read of it, and between a read and the next
 write, on every path, the way around a loop included. It never stands where some threads of the
 block do not come. Where copies are begun ahead of their iteration, the one that waits for them
-(`DONE`) has it behind it, and slots that are taken in turns need no other. What an engine copies in
+(`DONE`) has it behind it, and slots that are taken in turns need no other; where warps have parts
+of the slots of their own, each meets by itself. What an engine copies in
 boxes has barriers of its own (`roles.py`).
 """
 
@@ -19,6 +20,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.ir.protocol.attributes import Barrier, is_box
 
 BARRIER = Node(Ops.BARRIER, dtypes.token, (), Barrier("block"))
+OF_WARP = Node(Ops.BARRIER, dtypes.token, (), Barrier("warp"))
 THREAD = ".thread"
 
 
@@ -70,6 +72,9 @@ def _placed(node: Node, state: _State) -> list[Node]:
         return [each for child in node.src for each in _placed(child, state)]
     if op is Ops.DONE and node.arg.engine in ("mma", "tma"):
         return [node]
+    if op is Ops.DONE and node.arg.by_warps:
+        # What warps share is as it was.
+        return [node, OF_WARP]
     if op is Ops.DONE:
         state.meet()
         return [node, BARRIER]

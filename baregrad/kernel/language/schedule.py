@@ -322,7 +322,8 @@ class StreamTiles:
     With the instruction `wgmma` it has groups of four warps in their place, and tiles of 64 rows.
     Scores are made `ahead` tiles of keys before their powers are multiplied: 0 or 1. Registers of a
     thread are held to what `resident` blocks of a multiprocessor have; 0: as the renderer likes.
-    Blocks of the same rows follow each other for `beside` members of the batch.
+    Blocks of the same rows follow each other for `beside` members of the batch. `shares` warps have
+    the same rows, and each has `keys` of the keys that pass at a time.
     """
 
     warps: int
@@ -332,9 +333,10 @@ class StreamTiles:
     ahead: int = 0
     resident: int = 0
     beside: int = 1
+    shares: int = 1
 
     def __str__(self) -> str:
-        how = _changed(self, "instruction", "ahead", "resident", "beside")
+        how = _changed(self, "instruction", "ahead", "resident", "beside", "shares")
         return _spelled("stream_tiles", (self.warps, self.tiles, self.keys), how)
 
 
@@ -474,15 +476,16 @@ def tensorize(*axes: str, instruction: str) -> Tensorize:
 
 def stream_tiles(
     warps: int, tiles: int, keys: int, instruction: str = "mma", ahead: int = 0,
-    resident: int = 0, beside: int = 1,
+    resident: int = 0, beside: int = 1, shares: int = 1,
 ) -> StreamTiles:
     """Tiles of keys pass a block's rows: `warps` warps of `tiles` times 16 rows each.
 
     Or, with the instruction `wgmma`, groups of four warps of `tiles` times 64 rows. ahead: by how
     many tiles scores are made early. resident: blocks of a multiprocessor, which share registers.
-    beside: members of the batch whose blocks of the same rows follow each other.
+    beside: members of the batch whose blocks of the same rows follow each other. shares: warps that
+    have the same rows and share out the keys that pass: `keys` for each at a time.
     """
-    return _checked(StreamTiles(warps, tiles, keys, instruction, ahead, resident, beside))
+    return _checked(StreamTiles(warps, tiles, keys, instruction, ahead, resident, beside, shares))
 
 
 _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType({
@@ -578,7 +581,10 @@ def _are_parts(parts: tuple[tuple[str, int], ...]) -> bool:
 _FIELDS: MappingProxyType[str, Callable[[Any], bool]] = MappingProxyType({
     **dict.fromkeys(("axis", "name", "unit", "tail", "engine"), _is_text),
     **dict.fromkeys(
-        ("grain", "depth", "nbytes", "warps", "tiles", "keys", "blocks", "teams", "beside"),
+        (
+            "grain", "depth", "nbytes", "warps", "tiles", "keys", "blocks", "teams", "beside",
+            "shares",
+        ),
         _is_count,
     ),
     **dict.fromkeys(("param", "lanes", "ahead", "resident"), lambda number: _is_count(number, 0)),

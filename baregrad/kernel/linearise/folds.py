@@ -37,6 +37,7 @@ from baregrad.kernel.linearise.tile_axes import Point
 
 WARP = 32
 BARRIER = Node(Ops.MACHINE, dtypes.token, (), Machine("bar.sync", (0,)))
+OF_WARP = Node(Ops.MACHINE, dtypes.token, (), Machine("bar.warp.sync"))
 Parts = tuple[Node, ...]
 # Bytes of a fold's arrays in shared memory up to which the next has others: those of vectors may
 # take half of what a multiprocessor has.

@@ -22,7 +22,13 @@ from baregrad.ir.core.node import Node, instruction, make_node, toposort
 from baregrad.ir.core.op import ATOMIC, Ops
 from baregrad.kernel.linearise.access import Address, MemoryUse, access_of
 from baregrad.kernel.linearise.copies import commit, copy_to, done, fence
-from baregrad.kernel.linearise.folds import BARRIER, combine, fold_of_threads, fold_together
+from baregrad.kernel.linearise.folds import (
+    BARRIER,
+    OF_WARP,
+    combine,
+    fold_of_threads,
+    fold_together,
+)
 from baregrad.kernel.linearise.lazy import OPAQUE, is_lazy
 from baregrad.kernel.linearise.mma import multiply
 from baregrad.kernel.linearise.phases import (
@@ -472,7 +478,7 @@ def _scatter(
 
 # What threads meet at, by its scope; all of a block where it is another one.
 _MEETINGS: MappingProxyType[str, Callable[[Values], Node]] = MappingProxyType(
-    {"role": meeting, "cluster": last_meeting}
+    {"warp": lambda values: OF_WARP, "role": meeting, "cluster": last_meeting}
 )
 _rule_of = {
     Ops.SEQ: _seq,

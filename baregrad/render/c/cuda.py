@@ -552,6 +552,7 @@ def _widen(f: CText, node: Node) -> None:
 _MACHINE: MappingProxyType[str, Callable[[CText, Node], None]] = MappingProxyType(
     {
         "bar.sync": _barrier,
+        "bar.warp.sync": lambda f, node: f.line("__syncwarp();"),
         **dict.fromkeys([f"shfl.sync.{mode}" for mode in _SHUFFLES], _shuffle),
         **dict.fromkeys(ATOMS, _atomic),
         # All threads of a kernel in C++ wait first.

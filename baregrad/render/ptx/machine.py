@@ -4,6 +4,7 @@ The names, with their immediates in brackets and their sources:
 
     bar.sync (barrier)                     all threads of the block meet
     bar.sync (warps) barrier               that number of warps meet
+    bar.warp.sync                          the lanes of a warp meet
     shfl.sync.bfly (mask) value            the value of lane `this ^ mask`
     shfl.sync.down (delta) value           that of lane `this + delta`, its own beyond the warp
     shfl.sync.up (delta) value             that of lane `this - delta`, its own before lane 0
@@ -106,6 +107,7 @@ def _atomic(f: PtxText, node: Node) -> None:
 RULES: MappingProxyType[str, Rule] = MappingProxyType(
     {
         "bar.sync": _bar_sync,
+        "bar.warp.sync": lambda f, node: f.emit("bar.warp.sync", ALL_LANES),
         WAITS: _wait,
         **dict.fromkeys([f"shfl.sync.{mode}" for mode in ("bfly", "down", "up", "idx")], _shuffle),
         **dict.fromkeys(ATOMS, _atomic),
