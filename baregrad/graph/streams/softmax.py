@@ -8,7 +8,7 @@ from typing import NamedTuple
 from baregrad.dtypes import DType, dtypes
 from baregrad.graph.streams.parts import KeyParts, combined, parts_of
 from baregrad.graph.views import cut, expand, lengthened, reshape, stored
-from baregrad.ir.analysis.stream import is_float32_sum, rounded, stream
+from baregrad.ir.analysis.stream import is_float32_sum, is_of_bytes, rounded, shown, stream
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, alu, const, rebuild
@@ -95,7 +95,9 @@ def _values(
     """What the reduction is of, over (..., rows, columns, keys), and how keys are shared out."""
     x, factor = now(found.exponent), now(found.product.src[0].src[1])
     is_plain = found.weights.src[0].src[0] is found.power and found.share is ONE
-    parts = parts_of(*x.shape[-2:]) if is_plain else None
+    are_bytes = is_of_bytes(shown(shown(factor).src[0]))
+    rows, keys = x.shape[-2:]
+    parts = parts_of(rows, keys, are_bytes) if is_plain else None
     if parts is not None:
         # Those beyond the last key count for nothing.
         x = lengthened(x, len(x.shape) - 1, parts.keys, const(float("-inf"), F32))

@@ -37,6 +37,16 @@ def test_parts_are_some_dozens_of_whole_tiles(keys: int, wanted: tuple[int, int]
     assert parts_of(17, keys) is None
 
 
+@pytest.mark.parametrize(
+    ("keys", "wanted"), ((512, None), (1024, (32, 32)), (1025, (9, 128)), (2048, (16, 128)),
+                         (8192, (16, 512)), (10000, (16, 640)), (1 << 17, (16, 8192))),
+)  # fmt: skip
+def test_parts_of_bytes_are_of_whole_tiles_for_two_warps(
+    keys: int, wanted: tuple[int, int] | None
+) -> None:
+    assert parts_of(1, keys, are_bytes=True) == parts_of(16, keys, are_bytes=True) == wanted
+
+
 def test_of_a_symbolic_number_the_bound_counts() -> None:
     length = variable("length", 1, 1024)
     assert parts_of(1, length) == parts_of(1, index.sub(length, 1)) == (32, 32)

@@ -37,6 +37,9 @@ WIDEST_OF_TWO = 128
 MOST_HELD, MOST_OF_GRADIENTS = 160, 192
 # Keys that pass at a time.
 KEYS = (64, 32, 16)
+# Warps that share keys of few rows, where a multiprocessor holds so many blocks of them, in which
+# one begins while another ends.
+SHARES, LEAST_BLOCKS, F32_NBYTES = 2, 2, 4
 # Groups of warps: how many a block has, and their keys. Registers that a thread of two sums may
 # want: the assembler loads what belongs to keys as late as it must.
 GROUPS, KEYS_OF_GROUPS, MOST_OF_TWO_SUMS = 2, (128, 64, 32), 288
@@ -81,7 +84,7 @@ def plan_stream(
     # Beside few keys, as of a part of them, others would be copied for nothing.
     keys_at_most = max(next_power_of_two(index.upper(extent_of(facts.key))), KEYS[-1])
     found = _of_groups(facts, target, rows) + [
-        StreamTiles(warps, tiles, keys)
+        StreamTiles(warps, tiles, keys, shares=_shares(facts, target, rows, keys))
         for warps in powers_from(first, 1, min(MOST_WARPS, -(-rows // M)))
         for tiles in ((1,) if is_one else (2, 1))
         for keys in KEYS[waits or (is_gradient and tiles > 1) :]
@@ -96,6 +99,8 @@ def plan_stream(
     who, each = ("groups of warps", wgmma.M) if groups else ("warps", M)
     own = step.warps * step.tiles * each
     reasons: list[Reason] = [(text, own, who, step.keys)]
+    if step.shares > 1:
+        reasons.append(("{} warps share the keys of a part", step.shares))
     beside = _beside(facts, target) if rows > own else 1
     if beside > 1:
         step = replace(step, beside=beside)
@@ -128,6 +133,19 @@ def _beside(facts: StreamFacts, target: GpuTarget) -> int:
         if count < extent:
             break
     return found
+
+
+def _shares(facts: StreamFacts, target: GpuTarget, rows: int, keys: int) -> int:
+    """How many warps share the keys of a block of few rows, each having `keys` at a time.
+
+    That hangs on the number of keys, not on what other blocks there are: so do a result's bits.
+    """
+    if rows > M or not facts.shares_keys or not facts.octets(target, False):
+        return 1
+    nbytes = _shared_nbytes(facts, target, M, keys * SHARES)
+    nbytes += SHARES * rows * (facts.widths[-1] + APART) * F32_NBYTES
+    fits = target.resident_blocks(SHARES, 0, nbytes) >= LEAST_BLOCKS
+    return SHARES if fits and SHARES * keys <= index.upper(extent_of(facts.key)) else 1
 
 
 def _of_groups(facts: StreamFacts, target: GpuTarget, rows: int) -> list[StreamTiles]:

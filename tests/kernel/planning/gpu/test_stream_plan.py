@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from baregrad.base.errors import ScheduleError
+from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise
 from baregrad.ir.analysis.stream import is_chained
 from baregrad.ir.core.index import variable
@@ -108,6 +109,29 @@ def test_what_is_computed_beside_a_sequence_changes_no_tiles(rows: int) -> None:
     many = variable("many", 1, rows)
     symbolic, fixed = (choose(attended(each, 256, 64), HOPPER) for each in (many, rows))
     assert symbolic.schedule.steps == fixed.schedule.steps
+
+
+@pytest.mark.parametrize(
+    ("keys", "width", "shares"), [(1024, 64, 1), (1100, 64, 2), (8192, 128, 2), (2048, 256, 2)]
+)
+def test_warps_share_the_octets_of_a_part_as_far_as_several_blocks_fit(
+    keys: int, width: int, shares: int
+) -> None:
+    """However many rows there are."""
+    for batch in (1, 6):
+        shapes = (batch, 4, 1, width), *[(batch, 2, keys, width)] * 2
+        dtype_of = (BRAIN, dtypes.float8_e4m3fn, dtypes.float8_e4m3fn)
+        given = [Tensor(np.zeros(shape, np.float32), dtype=dtype).realize()
+                 for shape, dtype in zip(shapes, dtype_of, strict=True)]  # fmt: skip
+        query, *caches = given
+        out = query.scaled_dot_product_attention(
+            *[one.bfloat16() for one in caches], enable_gqa=True
+        )
+        made = canonicalise(graph_of(out, given), None, HOPPER)
+        choice = choose(make_plan(made, target=HOPPER).kernels[0], HOPPER)
+        (step,) = choice.schedule.steps
+        assert isinstance(step, StreamTiles) and step.shares == shares
+        assert any("share the keys" in why for why in choice.why()) == (shares > 1)
 
 
 def test_others_are_planned_as_before() -> None:
