@@ -51,6 +51,12 @@ MANY_PRODUCTS, MANY_ALONG = 1 << 13, 1 << 11
 # that costs it nothing. Of so many, zeros are not stored where threads copy in its stead either: a
 # convolution 3x3 of 64x256x56x56 took 397 us on an H200 so, and the image is stored once for both.
 WALK_CHANNELS = 64
+# Neighbours of which an engine copies boxes. What has none of them is stored so that it has, if it
+# is computed anyway, and with it has so many products, or would be copied by less than a chunk: the
+# convolutions 1x1 of 14x14 and of 28x28 in a step of ResNet-50.
+BOX, BOX_USES = 64, 256
+# Products of an element that pay for a copy of an array in memory there.
+COPY_USES = 512
 # Taps of a filter, at most: what has more of them for each channel is an image.
 MOST_TAPS = 32
 
@@ -87,7 +93,9 @@ def _visit(node: Node, known: dict[Node, int], walks: bool) -> Node | None:
         [a for a in range(len(value.shape)) if a not in axes and is_repeated(beside, a)]
         for beside in (right, left)
     ]
-    factors = [_factor(side, own, axes) for side, own in zip(value.src, sides_own, strict=True)]
+    factors = [
+        _factor(side, own, axes, walks) for side, own in zip(value.src, sides_own, strict=True)
+    ]
     packed = []
     for place, (side, uses) in enumerate(((left, columns), (right, rows))):
         factor, other = factors[place], factors[1 - place]
@@ -153,12 +161,16 @@ def _is_of_parts(side: Node, axis: int) -> bool:
     return neighbours(side, axis, True) % WALK_CHANNELS == 0
 
 
-def _factor(side: Node, own: Sequence[int], axes: Sequence[int]) -> _Factor:
-    """A factor that alone runs along the axes `own`, and is summed along others."""
+def _factor(side: Node, own: Sequence[int], axes: Sequence[int], walks: bool) -> _Factor:
+    """A factor that alone runs along the axes `own`, and is summed along others.
+
+    walks: as of `has_walks`.
+    """
     views, windows, along = list[Node](), 0, False
     places: dict[int, bool] = {**dict.fromkeys(own, False), **dict.fromkeys(axes, True)}
     while side.op.bit & _VIEWS:
-        if side.op is Ops.WINDOW and side.arg.stride > side.arg.taps == 1:
+        is_apart = side.op is Ops.WINDOW and side.arg.stride > side.arg.taps == 1
+        if is_apart and not (walks and _is_walked(side)):
             break  # what lies between its places is not wanted
         views.append(side)
         if side.op is Ops.WINDOW and not _is_whole(side):
@@ -169,6 +181,20 @@ def _factor(side: Node, own: Sequence[int], axes: Sequence[int]) -> _Factor:
         side = side.src[0]
     summed = frozenset([place for place, is_summed in places.items() if is_summed])
     return _Factor(tuple(views), side, windows, frozenset(places), summed, along)
+
+
+def _is_walked(window: Node) -> bool:
+    """Whether an engine had better walk over what lies between places of what is computed.
+
+    That is where the whole image is stored for an engine too.
+    """
+    image = window
+    while image.op.bit & (_VIEWS | _PAD) or image.op is Ops.CAST:
+        image = image.src[0]
+    channels, *places = image.shape[1:] or (1,)
+    if image.op in _IN_MEMORY or not all(isinstance(size, int) for size in image.shape):
+        return False
+    return channels % WALK_CHANNELS == 0 and prod(places) % BOX != 0
 
 
 def _below(view: Node, place: int) -> int | None:
@@ -208,7 +234,7 @@ def _packed(factor: _Factor, other: _Factor, uses: int, walks: bool) -> Node:
     if narrow.src[0].dtype.kind != "float":
         return whole
     stored = _over(inside, narrow.src[0])
-    order = _order(stored.shape, factor, other)
+    order = _order(stored.shape, factor, other, _together(factor, narrow.src[0], uses, walks))
     if order is None and not inside:
         return whole
     is_stored = order is not None or factor.windows > 0
@@ -227,6 +253,24 @@ def _packed(factor: _Factor, other: _Factor, uses: int, walks: bool) -> Node:
     if is_stored or factor.base.op is Ops.WINDOW:
         stored = permute(_in_order(stored, order), _places(order))
     return cast(_over(factor.views, stored), base.dtype)
+
+
+def _together(factor: _Factor, source: Node, uses: int, walks: bool) -> int:
+    """How many neighbours a factor is to have, at least as the divisor of any number of them."""
+    if factor.windows or factor.base.op is Ops.WINDOW:
+        return CHUNK if factor.windows else LEAST_CHUNK
+    if not walks:
+        return LEAST_CHUNK
+    if _is_in_memory(source):
+        return CHUNK if uses >= COPY_USES else LEAST_CHUNK
+    return BOX if uses >= BOX_USES else CHUNK
+
+
+def _is_in_memory(value: Node) -> bool:
+    """Whether views alone are between a value and an array."""
+    while value.op.bit & (_VIEWS | _PAD):
+        value = value.src[0]
+    return value.op in _IN_MEMORY
 
 
 def _is_beside(pad: Node, axis: int) -> bool:
@@ -265,12 +309,12 @@ def _over(views: Sequence[Node], value: Node) -> Node:
 
 
 def _order(
-    shape: tuple[Dim, ...], factor: _Factor, other: _Factor
+    shape: tuple[Dim, ...], factor: _Factor, other: _Factor, together: int
 ) -> tuple[int, ...] | None:
     """The order of axes in memory; None where it is as good as it is.
 
-    What is summed along may be copied whatever the order of the results is, and is taken before
-    other axes. Images, the first axis, are too far from each other.
+    together: as of `_together`. What is summed along may be copied whatever the order of the
+    results is, and is taken before other axes. Images, the first axis, are too far from each other.
     """
     # Of a symbolic number nobody knows that it is of whole chunks.
     extents = [extent if isinstance(extent, int) else index.upper(extent) | 1 for extent in shape]
@@ -278,13 +322,14 @@ def _order(
     # Both factors are summed in one order, which is the windows' one.
     summed = factor.summed if not other.windows or other.summed <= {0} else frozenset[int]()
     run = max(_run(extents, own), _run(extents, summed))
-    if run % CHUNK == 0 or (run % LEAST_CHUNK == 0 and not factor.windows):
+    if run % together == 0:
         return None
     is_image = factor.windows > 0 or prod(extents[2:]) > MOST_TAPS
     near = factor.summed - {0} if is_image else factor.summed
     for axis in sorted(factor.places, key=lambda axis: (axis in near, axis), reverse=True):
         if extents[axis] and extents[axis] % CHUNK == 0 and (axis or not factor.windows):
-            return (*[one for one in range(len(shape)) if one != axis], axis)
+            order = (*[one for one in range(len(shape)) if one != axis], axis)
+            return None if together == BOX and axis == len(shape) - 1 else order
     return None
 
 

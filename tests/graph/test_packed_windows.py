@@ -106,6 +106,32 @@ def test_images_of_odd_sizes_are_stored_with_channels_innermost_without_windows(
     assert convolved((8, 64, 7, 7), (32, 64, 1, 1)) == []
 
 
+def places_of_computed(image: tuple[int, ...], filters: int, stride: int = 1) -> list[Any]:
+    """What is stored of an image that is computed, for a convolution 1x1."""
+    with options.override(device="NULL"), use_session(Session()):
+        x = Tensor.rand(*image).bfloat16().realize().relu()
+        w = Tensor.rand(filters, image[1], 1, 1).bfloat16().realize()
+        sink = Node(Ops.SINK, dtypes.token, (x.conv2d(w, stride=stride).node,))
+        found = stored(canonicalise(sink, target=HOPPER))
+    return [shape for shape in found if shape[-2:] != (1, 1)]
+
+
+def test_images_that_are_computed_are_stored_as_an_engine_copies_them() -> None:
+    """So are they in memory where there are many filters; boxes are of 64 neighbours."""
+    assert places_of_computed((8, 64, 14, 14), 64) == [(8, 14, 14, 64)]
+    assert convolved((8, 64, 14, 14), (512, 64, 1, 1)) == [(8, 14, 14, 64)]
+    # Chunks are copied well, if for few filters.
+    assert places_of_computed((8, 64, 28, 28), 128) == []
+    assert places_of_computed((8, 64, 28, 28), 256) == [(8, 28, 28, 64)]
+    assert places_of_computed((8, 64, 56, 56), 256) == []
+
+
+def test_an_engine_walks_over_places_that_are_not_wanted() -> None:
+    """Where all of the image is stored for others too, or the places that are wanted are."""
+    assert (8, 14, 14, 64) in places_of_computed((8, 64, 14, 14), 64, 2)
+    assert places_of_computed((8, 64, 16, 16), 64, 2) == []
+
+
 def test_of_strided_windows_of_one_element_their_places_are_stored() -> None:
     assert convolved((8, 64, 16, 16), (64, 64, 1, 1), stride=2) == [(8, 64, 8, 8, 1, 1)]
     assert convolved((8, 64, 13, 13), (64, 64, 1, 1), stride=2) == [(8, 7, 7, 1, 1, 64)]
@@ -227,20 +253,26 @@ def test_what_lies_with_its_channels_innermost_is_stored_nowhere(padding: int) -
     assert np.abs(found - wanted).max() < 2.0**-9 * float(np.abs(wanted).max())
 
 
-@pytest.mark.parametrize(("image", "filters", "how"), CASES)
+@pytest.mark.parametrize(("image", "filters", "how", "is_computed"), [
+    *[(*case, False) for case in CASES],
+    # Of what is computed all has boxes, and an engine walks over places that are not wanted.
+    ((2, 64, 6, 6), (64, 64, 1, 1), {}, True),
+    ((2, 64, 5, 8), (256, 64, 1, 1), {}, True),
+    ((8, 64, 10, 6), (128, 64, 1, 1), {"stride": 2}, True),
+])
 def test_convolutions_and_their_gradients(
-    image: tuple[int, ...], filters: tuple[int, ...], how: dict[str, Any]
+    image: tuple[int, ...], filters: tuple[int, ...], how: dict[str, Any], is_computed: bool
 ) -> None:
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(shape).astype(np.float16) for shape in (image, filters))
     left, right = (torch.tensor(one.astype(np.float64), requires_grad=True) for one in (x, w))
-    result = torch.nn.functional.conv2d(left, right, **how)
+    result = torch.nn.functional.conv2d(left.relu() if is_computed else left, right, **how)
     seed = rng.standard_normal(result.shape).astype(np.float16)
     result.backward(torch.tensor(seed.astype(np.float64)))
     wanted = [result.detach(), left.grad, right.grad]
     with ptx_session():
         a, b = Tensor(x).requires_grad_(), Tensor(w).requires_grad_()
-        y = a.conv2d(b, **how)
+        y = (a.relu() if is_computed else a).conv2d(b, **how)
         y.backward(Tensor(seed))
         assert a.grad is not None
         assert b.grad is not None
