@@ -194,7 +194,7 @@ def _is_walked(window: Node) -> bool:
     channels, *places = image.shape[1:] or (1,)
     if image.op in _IN_MEMORY or not all(isinstance(size, int) for size in image.shape):
         return False
-    return channels % WALK_CHANNELS == 0 and prod(places) % BOX != 0
+    return bool(channels % WALK_CHANNELS == 0 and prod(places) % BOX)
 
 
 def _below(view: Node, place: int) -> int | None:

@@ -60,7 +60,7 @@ def test_unread_arguments_are_not_in_the_plan() -> None:
     assert np.isfinite(found[0]).all()
 
 
-def block(x: Any, w: Any, v: Any, convolve: Any) -> Any:
+def block(convolve: Any, x: Any, w: Any, v: Any) -> Any:
     """Two convolutions of what is computed, each with what makes its results be stored."""
     x = x.tanh()
     y = convolve(x, w)
@@ -86,7 +86,7 @@ def test_images_of_a_shape_are_stored_in_one_order(side: int, is_turned: bool) -
     with options.override(device="NULL"), use_session(Session()):
         inputs = [Tensor(one).realize().requires_grad_() for one in parts(side)]
         with listening(sinks):
-            y = block(*inputs, convolve=Tensor.conv2d)
+            y = block(Tensor.conv2d, *inputs)
             y.backward(y.detach())
             first, second = (one.grad for one in inputs[1:])
             assert first is not None
@@ -102,11 +102,11 @@ def test_images_of_a_shape_are_stored_in_one_order(side: int, is_turned: bool) -
 def test_images_in_another_order_have_the_same_values() -> None:
     arrays = parts(6)
     theirs = [torch.tensor(one.astype(np.float64), requires_grad=True) for one in arrays]
-    wanted = block(*theirs, convolve=torch.nn.functional.conv2d)
+    wanted = block(torch.nn.functional.conv2d, *theirs)
     wanted.backward(wanted.detach())
     with ptx_session():
         ours = [Tensor(one).requires_grad_() for one in arrays]
-        y = block(*ours, convolve=Tensor.conv2d)
+        y = block(Tensor.conv2d, *ours)
         y.backward(y.detach())
         gradients = [one.grad for one in ours]
         found = [one.numpy() for one in (y.detach(), *gradients) if one is not None]
