@@ -65,13 +65,7 @@ from baregrad.kernel.instructions.dot_instructions import (
     word_slots,
 )
 from baregrad.kernel.instructions.instruction import is_element, kept_factors, scaled_bits
-from baregrad.kernel.language.schedule import (
-    Pipeline,
-    Schedule,
-    StageInput,
-    StageReduce,
-    Staging,
-)
+from baregrad.kernel.language.schedule import Pipeline, Schedule, StageInput, StageReduce, Staging
 from baregrad.kernel.loops.loop_pieces import combined, guarded, moves_reductions, state_parts
 from baregrad.kernel.loops.outer_products import sums_outer
 from baregrad.kernel.loops.sharing import prepare
