@@ -182,7 +182,7 @@ def test_kernels_for_gpus_are_those_of_tensors_on_gpus(
     path.write_text(
         "import baregrad\nfrom baregrad import Tensor\n"
         "x = Tensor([[1.0] * 64] * 64).realize()\n"
-        "with baregrad.options.override(matmul_precision='high'):\n    (x @ x).realize()\n"
+        "with baregrad.options.override(matmul_precision='high'):\n    (x.T @ x).realize()\n"
     )
     assert main(["explain", str(path), "--kernels", "--target", "sm_90a"]) == 0
     shown = capsys.readouterr()
