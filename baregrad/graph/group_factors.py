@@ -70,7 +70,7 @@ def _have_warps(target: AnyTarget, units: Units) -> bool:
     )
 
 
-def _fit(node: Node, of_warps: Units | None = None) -> Node | None:
+def _fit(node: Node, of_warps: Units | None) -> Node | None:
     """A sum of products along its last axis, of factors that lie along it.
 
     of_warps: what single warps multiply, two of one kind; None where groups do, of any.
@@ -315,14 +315,9 @@ def is_scaled(value: Node) -> bool:
     )
 
 
-def _visit(node: Node) -> Node | None:
+def _visit(node: Node, of_warps: Units | None) -> Node | None:
     found = _scaled(node)
-    return _fit(node) if found is None else found
-
-
-def _visit_for_warps(node: Node, units: Units) -> Node | None:
-    found = _scaled(node)
-    return _fit(node, units) if found is None else found
+    return _fit(node, of_warps) if found is None else found
 
 
 def _keeps_last(node: Node) -> bool:
@@ -349,28 +344,15 @@ def _lies_along(node: Node) -> bool:
     return last == len(node.shape) - 1
 
 
-def _walk(order: list[Node], changed: dict[Node, Node]) -> Node:
-    return rewrite(order, _visit, Ops.REDUCE.bit, changed)
+def _factors(name: str, who: str, of_warps: Units | None) -> Traced:
+    """The pass for the units of groups of warps, or for those of single ones; as of `_fit`."""
+    visit = partial(_visit, of_warps=of_warps)
+    return Traced(
+        name, f"{who} multiply what lies along the sum, tfloat32 and bytes",
+        lambda order, changed: rewrite(order, visit, Ops.REDUCE.bit, changed), ("reductions",),
+    )  # fmt: skip
 
 
-def _walk_for_warps(order: list[Node], changed: dict[Node, Node]) -> Node:
-    visit = partial(_visit_for_warps, units=_UNITS_OF_WARPS)
-    return rewrite(order, visit, Ops.REDUCE.bit, changed)
-
-
-def _walk_for_octets(order: list[Node], changed: dict[Node, Node]) -> Node:
-    return rewrite(order, partial(_visit_for_warps, units=_UNITS), Ops.REDUCE.bit, changed)
-
-
-GROUP_FACTORS = Traced(
-    "group_factors", "groups of warps multiply what lies along the sum, tfloat32 and bytes", _walk,
-    ("reductions",),
-)  # fmt: skip
-WARP_FACTORS = Traced(
-    "warp_factors", "warps multiply what lies along the sum, tfloat32 and bytes", _walk_for_warps,
-    ("reductions",),
-)  # fmt: skip
-OCTET_WARP_FACTORS = Traced(
-    "warp_factors", "warps multiply what lies along the sum, tfloat32 and bytes", _walk_for_octets,
-    ("reductions",),
-)  # fmt: skip
+GROUP_FACTORS = _factors("group_factors", "groups of warps", None)
+WARP_FACTORS = _factors("warp_factors", "warps", _UNITS_OF_WARPS)
+OCTET_WARP_FACTORS = _factors("warp_factors", "warps", _UNITS)
