@@ -21,7 +21,7 @@ from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, const, range_node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
-from baregrad.schedule.fusion import Fusion
+from baregrad.schedule.fusing.fusion import Fusion
 from baregrad.schedule.partition import Step, remake
 
 Donation = dict[Node, Node]  # output value -> PARAM whose memory it takes

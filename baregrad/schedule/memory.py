@@ -10,7 +10,7 @@ from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.schedule.donation import changed_part, settle_donations
-from baregrad.schedule.fusion import Fusion
+from baregrad.schedule.fusing.fusion import Fusion
 from baregrad.schedule.partition import Step, kernel_of
 from baregrad.schedule.plan import Launch, Plan, PlannedBuffer
 

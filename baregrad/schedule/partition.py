@@ -11,10 +11,10 @@ from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
-from baregrad.schedule.axes import Settled, settle_axes
-from baregrad.schedule.build import Arrays, Mentioned, build
-from baregrad.schedule.draft import Draft, Written
-from baregrad.schedule.fusion import Fusion
+from baregrad.schedule.drafts.axes import Settled, settle_axes
+from baregrad.schedule.drafts.build import Arrays, Mentioned, build
+from baregrad.schedule.drafts.draft import Draft, Written
+from baregrad.schedule.fusing.fusion import Fusion
 
 # The kernels of one plan by their OUT nodes as they were built: layers repeat. With each, which of
 # the slots that were built for reading it reads.

@@ -16,6 +16,7 @@ from tests.house.source import Source, assert_none, imported_modules, sources
 # Folders of a room, each made of those before it.
 RANKS_INSIDE: Mapping[str, tuple[str, ...]] = {
     "baregrad.ir": ("core", "analysis", "protocol", "text", "evaluate", "algebra", "verify"),
+    "baregrad.schedule": ("facts", "drafts", "fusing"),
     "baregrad.kernel": (
         "language", "facts", "loops", "instructions", "gpu", "applying", "planning", "search",
         "legalise", "linearise",

@@ -158,7 +158,7 @@ def example(module: str, text: str) -> Source:
     ("baregrad.ir.core.node", "import baregrad", False),
     ("baregrad.ir.core.node", "from baregrad import tensor", False),
     ("baregrad.kernel.lowering", "from baregrad.schedule.value import Schedule", True),
-    ("baregrad.schedule.fuse", "from baregrad.kernel.lowering import lower", False),
+    ("baregrad.schedule.fusing.fuse", "from baregrad.kernel.lowering import lower", False),
     ("baregrad.runtime.queue", "from baregrad.ir.core.node import Node", False),
     ("baregrad.nn.layers", "from baregrad.optim import SGD", False),
     ("baregrad.apps.demo", "from baregrad import Tensor", True),

@@ -149,7 +149,8 @@ import numpy as np
 from baregrad.tensor import Tensor
 x = Tensor(np.arange(12, dtype=np.float32).reshape(3, 4))
 print((x @ x.T).softmax(-1).sum(0).numpy().tobytes().hex())
-makers = "baregrad.graph", "baregrad.schedule.fuse", "baregrad.kernel", "baregrad.render.llvm.text"
+makers = ("baregrad.graph", "baregrad.schedule.fusing", "baregrad.kernel",
+          "baregrad.render.llvm.text")
 print([name for name in makers if name in sys.modules])
 """
 

@@ -18,8 +18,8 @@ from baregrad.kernel.planning.first_schedule import choose_schedule
 from baregrad.schedule import make_plan
 from baregrad.target.cpu import cpu_row_named
 from baregrad.tensor import Tensor
+from tests.schedule.facts.test_packed_factors import numbers
 from tests.schedule.graphs import A, param, sink
-from tests.schedule.test_packed_factors import numbers
 
 WAYS = (("CPU", "tensor"), ("REF", "loop"), ("REF", "linear"))
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.tensor_level import to_raw
-from baregrad.schedule import rules
+from baregrad.schedule.fusing import rules
 from tests.kernel.gpu_kernels import HOPPER
 from tests.schedule.graphs import check, sink
 from tests.schedule.whole.random_graphs import exact_outputs, random_outputs

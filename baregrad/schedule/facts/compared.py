@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import COMPARE, Ops, mask_of
-from baregrad.schedule.survey import Survey
+from baregrad.schedule.facts.survey import Survey
 
 _COMPARE = mask_of(COMPARE)
 _ADDS = Ops.ADD.bit | Ops.MUL.bit

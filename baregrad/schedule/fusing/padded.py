@@ -13,9 +13,9 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core.attrs import Pad
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.schedule.draft import Request, extent_points, points_of, ranges_of
-from baregrad.schedule.fusion import Fusion
-from baregrad.schedule.survey import LEAVES, base_of
+from baregrad.schedule.drafts.draft import Request, extent_points, points_of, ranges_of
+from baregrad.schedule.facts.survey import LEAVES, base_of
+from baregrad.schedule.fusing.fusion import Fusion
 
 # Channels of the output, which are to fill vectors; steps of the sum, a panel of whose filter is to
 # fit the second cache, as some rows of the image are.

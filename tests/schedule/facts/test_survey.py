@@ -13,7 +13,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import MOVEMENT, Ops
 from baregrad.schedule import make_plan
-from baregrad.schedule.survey import (
+from baregrad.schedule.facts.survey import (
     COSTLY,
     MOST,
     Sizes,

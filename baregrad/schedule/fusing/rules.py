@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
-from baregrad.schedule.access import Idx
-from baregrad.schedule.draft import (
+from baregrad.schedule.drafts.access import Idx
+from baregrad.schedule.drafts.draft import (
     Draft,
     Request,
     extent_points,
@@ -25,13 +25,13 @@ from baregrad.schedule.draft import (
     points_of,
     ranges_of,
 )
-from baregrad.schedule.fusion import Fusion, Neighbours
-from baregrad.schedule.narrow import narrower_source
-from baregrad.schedule.packed_factors import WHY as WHY_PACKED
-from baregrad.schedule.padded import is_copied_in_bands, is_read_in_chunks, is_shared_by_threads
+from baregrad.schedule.facts.packed_factors import WHY as WHY_PACKED
+from baregrad.schedule.facts.survey import READ_BY_STREAM, is_tuple, own_work
+from baregrad.schedule.facts.traffic import GPU_LAUNCH, OPERATIONS_PER_BYTE, is_little
+from baregrad.schedule.fusing import padded
+from baregrad.schedule.fusing.fusion import Fusion, Neighbours
+from baregrad.schedule.fusing.narrow import narrower_source
 from baregrad.schedule.plan import Reason
-from baregrad.schedule.survey import READ_BY_STREAM, is_tuple, own_work
-from baregrad.schedule.traffic import GPU_LAUNCH, OPERATIONS_PER_BYTE, is_little
 
 LAUNCH = 4000.0  # about a microsecond
 MAX_OPS = 200  # values computed in one kernel; dear ones count several times
@@ -99,11 +99,11 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
             reason = found
     if not reason and len(requests) > 1 and node in fusion.compared:
         reason = "compared with what is made of it elsewhere"
-    if not reason and node.op is Ops.PAD and is_copied_in_bands(fusion, node, requests):
+    if not reason and node.op is Ops.PAD and padded.is_copied_in_bands(fusion, node, requests):
         return Verdict(False, "copied by the convolution, some rows at a time")
-    if not reason and node.op is Ops.PAD and is_shared_by_threads(fusion, node, requests):
+    if not reason and node.op is Ops.PAD and padded.is_shared_by_threads(fusion, node, requests):
         return Verdict(False, "read by windows, each thread for several at once")
-    if not reason and node.op is Ops.PAD and is_read_in_chunks(fusion, node, requests):
+    if not reason and node.op is Ops.PAD and padded.is_read_in_chunks(fusion, node, requests):
         return Verdict(False, "read in chunks, each of which is there or not")
     if not reason and node in fusion.packed and _is_in_one_kernel(requests):
         return Verdict(False, WHY_PACKED)

@@ -27,7 +27,7 @@ from baregrad.ir.core.node import (
     toposort_having,
 )
 from baregrad.ir.core.op import Ops
-from baregrad.schedule.build import Mentioned, repeated
+from baregrad.schedule.drafts.build import Mentioned, repeated
 
 _DIVISIONS = Ops.FLOORDIV.bit | Ops.MOD.bit
 _PARAM = Ops.PARAM.bit

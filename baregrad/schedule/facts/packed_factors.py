@@ -16,8 +16,8 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.words import byte_products
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
-from baregrad.schedule.survey import VIEWED, Survey
-from baregrad.schedule.traffic import Traffic, is_half
+from baregrad.schedule.facts.survey import VIEWED, Survey
+from baregrad.schedule.facts.traffic import Traffic, is_half
 
 # How many times as many bytes the numbers take, at least.
 LEAST_RATIO = 2.0

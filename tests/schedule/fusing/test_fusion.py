@@ -9,8 +9,8 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, const, range_node
 from baregrad.ir.core.op import Ops
-from baregrad.schedule.draft import Request
-from baregrad.schedule.fusion import Fusion
+from baregrad.schedule.drafts.draft import Request
+from baregrad.schedule.fusing.fusion import Fusion
 from tests.schedule.graphs import I64, A, iota, param, sink
 
 X = param(0, 6, 4)

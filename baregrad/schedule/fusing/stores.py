@@ -9,12 +9,12 @@ from baregrad.ir.core.index import as_node
 from baregrad.ir.core.node import Node, const, make_node, toposort
 from baregrad.ir.core.op import ELEMENTWISE, Ops
 from baregrad.ir.core.shape import is_zero
-from baregrad.schedule import rules
-from baregrad.schedule.access import VIEW_RULES, Idx
-from baregrad.schedule.draft import Draft, Request, Written, loop_extents
-from baregrad.schedule.fusion import Fusion
+from baregrad.schedule.drafts.access import VIEW_RULES, Idx
+from baregrad.schedule.drafts.draft import Draft, Request, Written, loop_extents
+from baregrad.schedule.facts.survey import base_of
+from baregrad.schedule.fusing import rules
+from baregrad.schedule.fusing.fusion import Fusion
 from baregrad.schedule.plan import Decision
-from baregrad.schedule.survey import base_of
 
 _COMPUTED = ELEMENTWISE | frozenset((Ops.REDUCE, Ops.FOLD, Ops.PROJ))
 

@@ -15,7 +15,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Out
 from baregrad.ir.core.node import Node, range_node
 from baregrad.ir.core.op import Ops
-from baregrad.schedule.access import ZERO, Idx
+from baregrad.schedule.drafts.access import ZERO, Idx
 
 
 @dataclass(slots=True, eq=False)

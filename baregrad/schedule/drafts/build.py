@@ -14,8 +14,8 @@ from baregrad.ir.core.monoid import Monoid, primitive
 from baregrad.ir.core.node import Node, alu, const, make_node, scalar, toposort
 from baregrad.ir.core.op import ELEMENTWISE, Op, Ops, mask_of
 from baregrad.ir.core.substitution import substitute
-from baregrad.schedule.access import Idx, replace_inside, to_index
-from baregrad.schedule.draft import Draft, Part, Request, Written
+from baregrad.schedule.drafts.access import Idx, replace_inside, to_index
+from baregrad.schedule.drafts.draft import Draft, Part, Request, Written
 
 _ORDERED = frozenset((Ops.CMPLT, Ops.CMPLE))
 _READ = Ops.INDEX

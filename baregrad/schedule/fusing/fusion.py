@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, cast, toposort
 from baregrad.ir.core.op import ELEMENTWISE, WORD_PRODUCTS, Op, Ops, mask_of
-from baregrad.schedule.access import (
+from baregrad.schedule.drafts.access import (
     VIEW_RULES,
     VIEWS,
     ZERO,
@@ -20,7 +20,7 @@ from baregrad.schedule.access import (
     through_pad,
     to_index,
 )
-from baregrad.schedule.draft import (
+from baregrad.schedule.drafts.draft import (
     Draft,
     Outer,
     Part,
@@ -30,16 +30,16 @@ from baregrad.schedule.draft import (
     scope_points,
     token,
 )
-from baregrad.schedule.packed_factors import packed_factors, row_factors
-from baregrad.schedule.plan import Decision
-from baregrad.schedule.survey import (
+from baregrad.schedule.facts.packed_factors import packed_factors, row_factors
+from baregrad.schedule.facts.survey import (
     Survey,
     base_of,
     held_above_zero,
     matrix_products,
     only_operand,
 )
-from baregrad.schedule.traffic import Traffic
+from baregrad.schedule.facts.traffic import Traffic
+from baregrad.schedule.plan import Decision
 
 _ELEMENTWISE = mask_of(ELEMENTWISE)
 _FOLDS = Ops.REDUCE.bit | Ops.FOLD.bit

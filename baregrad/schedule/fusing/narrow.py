@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
-from baregrad.schedule.draft import Draft, Request, Written
-from baregrad.schedule.expand import expand
-from baregrad.schedule.fusion import Fusion
-from baregrad.schedule.survey import base_of, only_operand, own_work
+from baregrad.schedule.drafts.draft import Draft, Request, Written
+from baregrad.schedule.facts.survey import base_of, only_operand, own_work
+from baregrad.schedule.fusing.expand import expand
+from baregrad.schedule.fusing.fusion import Fusion
 
 # Operations that are done anew at each read of a narrower value.
 CHEAP = 4.0

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
-from baregrad.schedule.survey import LEAVES, VIEWED, Survey, is_dear, own_work
+from baregrad.schedule.facts.survey import LEAVES, VIEWED, Survey, is_dear, own_work
 
 # Operations of float32 in the time of a byte, on the large GPUs of several generations.
 OPERATIONS_PER_BYTE = 8.0

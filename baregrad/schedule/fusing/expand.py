@@ -8,11 +8,11 @@ from types import MappingProxyType
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.op import ELEMENTWISE, Op, Ops
-from baregrad.schedule.access import VIEWS, Idx, through_fold
-from baregrad.schedule.draft import Part, Request, hoisted
-from baregrad.schedule.fusion import Fusion
-from baregrad.schedule.survey import COSTLY
-from baregrad.schedule.traffic import is_half
+from baregrad.schedule.drafts.access import VIEWS, Idx, through_fold
+from baregrad.schedule.drafts.draft import Part, Request, hoisted
+from baregrad.schedule.facts.survey import COSTLY
+from baregrad.schedule.facts.traffic import is_half
+from baregrad.schedule.fusing.fusion import Fusion
 
 _CONST = Ops.CONST
 _INDEX = dtypes.index

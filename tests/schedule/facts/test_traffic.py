@@ -8,8 +8,8 @@ from typing import Any
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.schedule.survey import take_survey
-from baregrad.schedule.traffic import Traffic
+from baregrad.schedule.facts.survey import take_survey
+from baregrad.schedule.facts.traffic import Traffic
 from tests.kernel.gpu_kernels import HOPPER
 from tests.schedule.graphs import F32, I64, A, check, iota, param, sink
 

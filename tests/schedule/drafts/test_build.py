@@ -10,7 +10,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.monoid import arg_extreme, primitive
 from baregrad.ir.core.node import Node, alu, const, range_node, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.schedule.build import array, guard, reduction, repeated
+from baregrad.schedule.drafts.build import array, guard, reduction, repeated
 from tests.kernel import kernels as k
 from tests.schedule.graphs import F32, I64, check, iota, iota_along, param
 

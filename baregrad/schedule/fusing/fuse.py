@@ -13,14 +13,14 @@ from collections.abc import Collection
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import SPELLED, Ops
-from baregrad.schedule import narrow, rules, stores
-from baregrad.schedule.access import ZERO
-from baregrad.schedule.compared import compared_sums
-from baregrad.schedule.draft import Draft, Request, Written
-from baregrad.schedule.expand import EXPANSIONS, expand
-from baregrad.schedule.fusion import Fusion
+from baregrad.schedule.drafts.access import ZERO
+from baregrad.schedule.drafts.draft import Draft, Request, Written
+from baregrad.schedule.facts.compared import compared_sums
+from baregrad.schedule.facts.survey import read_in_place, streamed, take_survey
+from baregrad.schedule.fusing import narrow, rules, stores
+from baregrad.schedule.fusing.expand import EXPANSIONS, expand
+from baregrad.schedule.fusing.fusion import Fusion
 from baregrad.schedule.plan import Decision
-from baregrad.schedule.survey import read_in_place, streamed, take_survey
 
 _FOLDS = Ops.REDUCE.bit | Ops.FOLD.bit
 
