@@ -15,6 +15,7 @@ from functools import partial
 from baregrad.graph.repeats import axis_before_reshape, is_repeated
 from baregrad.graph.traced import Traced, again
 from baregrad.graph.views import (
+    below_views,
     constant_of,
     cut,
     cut_and_pad,
@@ -31,7 +32,7 @@ from baregrad.ir.core.attrs import Pad, Reduce, Slice, Window
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, cast, make_node
-from baregrad.ir.core.op import MOVEMENT, Ops
+from baregrad.ir.core.op import Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,9 +317,7 @@ def _strided(node: Node, crop: _Crop) -> Node | None:
 
 def _is_sum(node: Node) -> bool:
     """Whether what is folded is a reduction already: a FOLD of it is read where it is used."""
-    while node.op in MOVEMENT:
-        node = node.src[0]
-    return node.op is Ops.REDUCE
+    return below_views(node).op is Ops.REDUCE
 
 
 def _split_any(taps: Node, before: int, groups: int, stride: int) -> Node:

@@ -20,7 +20,7 @@ from functools import partial
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.graph.traced import Traced, rewrite
-from baregrad.graph.views import expand, in_memory, permute, reshape
+from baregrad.graph.views import below_views, expand, in_memory, permute, reshape
 from baregrad.ir.algebra.casts import lossless
 from baregrad.ir.core.node import Node, cast, make_node
 from baregrad.ir.core.op import Ops
@@ -255,8 +255,7 @@ def _as_unit(node: Node) -> Node:
 
 def _is_stored(node: Node) -> bool:
     """Whether some views are of what is in memory anyway, or rounded of that on its way."""
-    while node.op in _VIEWS:
-        (node,) = node.src
+    node = below_views(node, _VIEWS)
     if _rounds(node):
         (node,) = node.src
     return in_memory(node) is node
@@ -264,9 +263,7 @@ def _is_stored(node: Node) -> bool:
 
 def _shows_rounded(node: Node) -> bool:
     """Whether some views are of what is rounded on its way."""
-    while node.op in _VIEWS:
-        (node,) = node.src
-    return _rounds(node)
+    return _rounds(below_views(node, _VIEWS))
 
 
 def _rounds(node: Node) -> bool:

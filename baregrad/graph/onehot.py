@@ -10,7 +10,7 @@ from baregrad.dtypes import dtypes
 from baregrad.graph.affine_index import AffineIndex, affine_index_of
 from baregrad.graph.repeats import is_repeated
 from baregrad.graph.traced import Part, Rule
-from baregrad.graph.views import constant_of, cut, expand, reshape
+from baregrad.graph.views import PURE_VIEWS, below_views, constant_of, cut, expand, reshape
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, alu, cast, const
@@ -41,16 +41,10 @@ def _one_hot_parts(body: Node) -> list[tuple[Node, Node]]:
         return []
     found = []
     for hot, other in (body.src, body.src[::-1]):
-        for condition, value in _one_hot_parts(_below_views(hot)):
+        for condition, value in _one_hot_parts(below_views(hot, PURE_VIEWS)):
             if value.op is Ops.CONST and value.arg == 1:
                 found.append((_with_views(condition, hot), other))
     return found
-
-
-def _below_views(node: Node) -> Node:
-    while node.op in MOVEMENT and node.op is not Ops.PAD:
-        node = node.src[0]
-    return node
 
 
 def _with_views(inner: Node, outer: Node) -> Node:
@@ -70,7 +64,7 @@ def _select(node: Node, condition: Node, kept: Node) -> Node | None:
     """The reduction without the axis along which `condition` holds once, or None."""
     shape = node.src[0].shape
     views = condition
-    condition = _below_views(views)
+    condition = below_views(views, PURE_VIEWS)
     if condition.op is not Ops.CMPEQ or condition.src[0].dtype.kind not in ("int", "uint"):
         return None
     for left, right in (condition.src, condition.src[::-1]):

@@ -25,16 +25,17 @@ from baregrad.graph.repeats import (
     sides_of,
 )
 from baregrad.graph.traced import Part, Rule
-from baregrad.graph.views import permute, reshape
+from baregrad.graph.views import below_views, permute, reshape
 from baregrad.ir.analysis.stream import is_chained
 from baregrad.ir.core import index
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, cast, make_node
-from baregrad.ir.core.op import Ops, mask_of
+from baregrad.ir.core.op import MOVEMENT, Ops, mask_of
 from baregrad.target import AnyTarget
 
 _VIEWS = mask_of((Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.FLIP, Ops.SHRINK, Ops.WINDOW))
 _PAD = Ops.PAD.bit
+_VIEWS_AND_CASTS = MOVEMENT | {Ops.CAST}
 _IN_MEMORY = (Ops.PARAM, Ops.BUFFER)
 # Elements that are copied together, at least where they lie so, and steps of a sum that are worth a
 # matrix unit.
@@ -188,9 +189,7 @@ def _is_walked(window: Node) -> bool:
 
     That is where the whole image is stored for an engine too.
     """
-    image = window
-    while image.op.bit & (_VIEWS | _PAD) or image.op is Ops.CAST:
-        image = image.src[0]
+    image = below_views(window, _VIEWS_AND_CASTS)
     channels, *places = image.shape[1:] or (1,)
     if image.op in _IN_MEMORY or not all(isinstance(size, int) for size in image.shape):
         return False
@@ -261,16 +260,10 @@ def _together(factor: _Factor, source: Node, uses: int, walks: bool) -> int:
         return CHUNK if factor.windows else LEAST_CHUNK
     if not walks:
         return LEAST_CHUNK
-    if _is_in_memory(source):
+    # What is computed is stored in any order at once, what is given would be read for that.
+    if below_views(source).op in _IN_MEMORY:
         return CHUNK if uses >= COPY_USES else LEAST_CHUNK
     return BOX if uses >= BOX_USES else CHUNK
-
-
-def _is_in_memory(value: Node) -> bool:
-    """Whether views alone are between a value and an array."""
-    while value.op.bit & (_VIEWS | _PAD):
-        value = value.src[0]
-    return value.op in _IN_MEMORY
 
 
 def _is_beside(pad: Node, axis: int) -> bool:

@@ -29,6 +29,7 @@ from baregrad.graph.sums import once
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import (
     DATA,
+    below_views,
     counting,
     expand,
     lengthened,
@@ -323,8 +324,7 @@ def _is_of_matrix_units(value: Node) -> bool:
     if value.op is not Ops.MUL or value.dtype is not dtypes.float32:
         return False
     for factor in value.src:
-        while factor.op.bit & _VIEWS:
-            factor = factor.src[0]
+        factor = below_views(factor)
         if factor.op is not Ops.CAST or factor.src[0].dtype.kind != "float":
             return False
         if factor.src[0].dtype.bits != 16:

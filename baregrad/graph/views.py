@@ -7,7 +7,7 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +24,8 @@ from baregrad.ir.core.shape import cut_extent, is_one, is_zero, padded_extent
 from baregrad.ir.core.substitution import substitute
 
 _MOVES = mask_of(MOVEMENT)
+# Views all of whose elements are elements of what they are of.
+PURE_VIEWS = MOVEMENT - {Ops.PAD}
 # None of these is below a repeated constant, whose extents may be symbolic.
 DATA = mask_of((Ops.PARAM, Ops.BUFFER, Ops.REDUCE, Ops.IOTA))
 _STORED = frozenset((Ops.PARAM, Ops.BUFFER, Ops.CONTIGUOUS, Ops.SCATTER))
@@ -77,12 +79,16 @@ def stored(x: Node) -> Node:
     return Node(Ops.CONTIGUOUS, x.dtype, (x,))
 
 
+def below_views(x: Node, views: Collection[Op] = MOVEMENT) -> Node:
+    """What `x` shows through views, if it is one; `views` says which ops are looked through."""
+    while x.op in views:
+        x = x.src[0]
+    return x
+
+
 def in_memory(x: Node) -> Node:
     """`x`, stored unless it is a view of what is stored already."""
-    below = x
-    while below.op in MOVEMENT and below.op is not Ops.PAD:
-        below = below.src[0]
-    return x if below.op in _STORED else stored(x)
+    return x if below_views(x, PURE_VIEWS).op in _STORED else stored(x)
 
 
 def with_sums_stored(x: Node) -> Node:
@@ -90,9 +96,7 @@ def with_sums_stored(x: Node) -> Node:
 
     So all that read it find the same numbers: kernels may add up in an order of their own.
     """
-    below = x
-    while below.op in MOVEMENT:
-        below = below.src[0]
+    below = below_views(x)
     waiting, seen = [below], {below}
     while waiting:
         node = waiting.pop()
@@ -108,8 +112,7 @@ def constant_of(node: Node) -> Node | None:
     """The CONST of which `node` is nothing but repetitions, or None."""
     if node.mask & DATA:
         return None
-    while node.op in MOVEMENT and node.op is not Ops.PAD:
-        node = node.src[0]
+    node = below_views(node, PURE_VIEWS)
     return node if node.op is Ops.CONST else None
 
 

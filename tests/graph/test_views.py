@@ -6,6 +6,7 @@ import pytest
 
 from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise
+from baregrad.graph.views import PURE_VIEWS, below_views
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import MOVEMENT, Ops
 from tests.schedule.graphs import A, check, param, sink, value
@@ -53,6 +54,17 @@ def test_two_views_are_one(make: object) -> None:
     made = make(param(0, 4, 6))  # type: ignore[operator]
     assert moves(canonical(made)) <= 2
     check([made + 1.0])
+
+
+def test_what_is_below_views_is_found() -> None:
+    x = param(0, 4, 6)
+    turned, padded = x.permute(1, 0).flip(0), x.permute(1, 0).pad((0, 0), (1, 1))
+    assert below_views(x.node) is below_views(turned.reshape(24).node) is x.node
+    assert below_views(padded.reshape(36).node) is x.node
+    assert below_views(padded.reshape(36).node, PURE_VIEWS) is padded.node
+    assert below_views(turned.node, (Ops.PERMUTE,)) is turned.node
+    computed = (turned + 1.0).node
+    assert below_views(computed) is computed
 
 
 def test_interior_padding_is_kept_by_a_cut() -> None:

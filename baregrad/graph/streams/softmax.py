@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.graph.streams.parts import KeyParts, combined, parts_of
-from baregrad.graph.views import cut, expand, lengthened, reshape, stored
+from baregrad.graph.views import below_views, cut, expand, lengthened, reshape, stored
 from baregrad.ir.analysis.stream import is_float32_sum, is_of_bytes, rounded, shown, stream
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import primitive
@@ -145,9 +145,7 @@ def matched(node: Node) -> WeighedValues | None:
 
 def _below(node: Node) -> Node:
     """What is repeated along axes that it has not."""
-    while node.op in _VIEWS:
-        node = node.src[0]
-    return node
+    return below_views(node, _VIEWS)
 
 
 def _power(weights: Node) -> Node | None:
