@@ -14,6 +14,7 @@ import argparse
 import re
 import subprocess
 import sys
+import tempfile
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,13 @@ def plans_of(case: Any, target: Any) -> list[Any]:
 def assembled(kernel: Node, target: Any) -> str:
     """Registers and spills of a kernel, in the assembler's words."""
     *_, last = Compiler(target, get("ptx"), None, None).stages(kernel)
-    command = ["ptxas", "-v", f"-arch={target.name}", "-fmad=false", "-", "-o", "/dev/null"]
     text = str(last.result).encode()
-    told = subprocess.run(command, input=text, capture_output=True, check=True).stderr.decode()
+    # It may replace what it writes to, `/dev/null` as well.
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["ptxas", "-v", f"-arch={target.name}", "-fmad=false", "-", "-o"]
+        command.append(f"{folder}/code")
+        done = subprocess.run(command, input=text, capture_output=True, check=True)
+    told = done.stderr.decode()
     return ", ".join(re.findall(r"\d+ registers|\d+ bytes spill stores", told))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,10 @@ needs_ptxas = pytest.mark.skipif(ptxas is None, reason="ptxas of the CUDA toolki
 def assembled(text: str, architecture: str) -> tuple[int, int]:
     """Registers of a thread and bytes that it spills."""
     assert ptxas is not None
-    command = [ptxas, f"-arch={architecture}", "-fmad=false", "-v", "-", "-o", "/dev/null"]
-    done = subprocess.run(command, input=text.encode(), capture_output=True, check=False)
+    # It may replace what it writes to, `/dev/null` as well.
+    with tempfile.TemporaryDirectory() as folder:
+        command = [ptxas, f"-arch={architecture}", "-fmad=false", "-v", "-", "-o", f"{folder}/code"]
+        done = subprocess.run(command, input=text.encode(), capture_output=True, check=False)
     told = done.stderr.decode()
     assert done.returncode == 0, f"{told}\n{text}"
     # Products of groups of warps that wait for each other.
