@@ -7,7 +7,7 @@ precision, infinities give what they should, and gradients have no NaN where the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import DType, default_float
@@ -482,15 +482,35 @@ def sinc(x: Tensor) -> Tensor:
     near = scaled.abs() < 0.5
     # Near 0 by its series: the quotient's derivative is a difference of near numbers there.
     square = near.where(scaled, 0).square()
-    series = square * _SINC[-1] + _SINC[-2]
-    for term in _SINC[-3::-1]:
-        series = series * square + term
     away = near.where(1, scaled)
-    return near.where(series, sin(away) / away)
+    value = near.where(_polynomial(square, _SINC), sin(away) / away)
+    return derived(value, x, _by_sinc)
 
 
-# (-1)**k / (2k + 1)!, up to what is below the rounding of float64 for squares of 1/4.
+def _by_sinc(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The gradient of `sinc`'s argument; at 0, where it is 0, an infinite one makes no NaN."""
+    scaled = x * math.pi
+    near = scaled.abs() < 0.5
+    held = near.where(scaled, 0)
+    away = near.where(1, scaled)
+    slope = near.where(
+        _polynomial(held.square(), _SINC_SLOPE) * held, (cos(away) - sin(away) / away) / away
+    )
+    return ((x == 0) & ~g.isfinite()).where(0, g) * (slope * math.pi)
+
+
+def _polynomial(x: Tensor, terms: Sequence[float]) -> Tensor:
+    """terms[0] + terms[1]*x + ... by Horner's rule."""
+    found = x * terms[-1] + terms[-2]
+    for term in terms[-3::-1]:
+        found = found * x + term
+    return found
+
+
+# (-1)**k / (2k + 1)!, up to what is below the rounding of float64 for squares of 1/4; and what its
+# derivative has of them.
 _SINC = tuple([(-1) ** k / math.factorial(2 * k + 1) for k in range(8)])
+_SINC_SLOPE = tuple([2 * k * term for k, term in enumerate(_SINC)][1:])
 
 
 # --- a tensor and what is added to it in one step -----------------------------------------------

@@ -6,6 +6,7 @@ coefficients of interpolation at 64 points, with 50 digits, as far as they count
 
 from __future__ import annotations
 
+from baregrad.tensor.array.operands import derived
 from baregrad.tensor.array.tensor_like import Tensor
 from baregrad.tensor.ops.functions import exp
 from baregrad.tensor.special.gamma import in_float64
@@ -69,11 +70,22 @@ def _scaled(x: Tensor, near: tuple[float, ...], far: tuple[float, ...]) -> tuple
     return first, second
 
 
+def _over_x(x: Tensor) -> Tensor:
+    """exp(-|x|) times the function of order 1, over x."""
+    first, second = _scaled(x, _I1_NEAR, _I1_FAR)
+    near = x.abs() <= _BORDER
+    return near.where(first, second / near.where(_BORDER, x.abs()))
+
+
+# Each derivative is of the functions themselves, and the incoming gradient's factor.
+
+
 @in_float64
 def i0e(x: Tensor) -> Tensor:
     """Return exp(-|x|) times the modified Bessel function of order 0."""
     first, second = _scaled(x, _I0_NEAR, _I0_FAR)
-    return (x.abs() <= _BORDER).where(first, second)
+    found = (x.abs() <= _BORDER).where(first, second)
+    return derived(found, x, lambda g, x, y: g * (i1e(x) - x.sign() * y))
 
 
 @in_float64
@@ -81,16 +93,20 @@ def i1e(x: Tensor) -> Tensor:
     """Return exp(-|x|) times the modified Bessel function of order 1."""
     first, second = _scaled(x, _I1_NEAR, _I1_FAR)
     far = (x < 0).where(-second, second)
-    return (x.abs() <= _BORDER).where(first * x, far)
+    found = (x.abs() <= _BORDER).where(first * x, far)
+    return derived(found, x, lambda g, x, y: g * (i0e(x) - _over_x(x) - x.sign() * y))
 
 
 @in_float64
 def i0(x: Tensor) -> Tensor:
     """Return the modified Bessel function of order 0."""
-    return i0e(x) * exp(x.abs())
+    return derived(i0e(x) * exp(x.abs()), x, lambda g, x, y: g * i1(x))
 
 
 @in_float64
 def i1(x: Tensor) -> Tensor:
     """Return the modified Bessel function of order 1."""
-    return i1e(x) * exp(x.abs())
+    grown = exp(x.abs())
+    return derived(
+        i1e(x) * grown, x, lambda g, x, y, grown: g * ((i0e(x) - _over_x(x)) * grown), grown
+    )

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from baregrad.base.errors import ArgumentError
 from baregrad.dtypes import check_computed, dtypes
-from baregrad.tensor.array.operands import broadcast_operands, float_dtype
+from baregrad.tensor.array.operands import broadcast_operands, derived, float_dtype
 from baregrad.tensor.array.tensor_like import Operand, Tensor, TensorLike
 from baregrad.tensor.ops.functions import log, log1p, sin, tan
 
@@ -75,7 +75,8 @@ def lgamma(x: Tensor) -> Tensor:
     turned = left.where(sin(left.where(apart, 0.5) * math.pi).abs(), 1.0)
     # Few digits are left of a tiny sine's logarithm otherwise.
     mirrored = math.log(math.pi) - log(turned) - found
-    return x.isinf().where(math.inf, left.where(mirrored, found))
+    value = x.isinf().where(math.inf, left.where(mirrored, found))
+    return derived(value, x, lambda g, x, y: g * digamma(x))
 
 
 def _log_gamma(x: Tensor) -> Tensor:
@@ -117,7 +118,8 @@ def digamma(x: Tensor) -> Tensor:
     mirrored = found - math.pi / tan(apart * math.pi)
     pole = left & (apart == 0)
     at_pole = (x == 0).where((-x.detach()).reciprocal(), math.nan)
-    return pole.where(at_pole, (x == math.inf).where(math.inf, left.where(mirrored, found)))
+    value = pole.where(at_pole, (x == math.inf).where(math.inf, left.where(mirrored, found)))
+    return derived(value, x, lambda g, x, y: g * _trigamma(x))
 
 
 def _digamma(x: Tensor) -> Tensor:
@@ -135,6 +137,29 @@ def _digamma(x: Tensor) -> Tensor:
     series = (series + _DIGAMMA[0]) * square
     far = log(z) - 0.5 * inverse - series
     return short.where(far - steps, far)
+
+
+def _trigamma(x: Tensor) -> Tensor:
+    """The derivative of digamma: infinite at 0 and the negative integers."""
+    left = x < 0.5
+    found = _right_trigamma(left.where(1.0 - x, x))
+    apart = left.where(x - x.detach().round(), 0.25)
+    return left.where((math.pi / sin(apart * math.pi)).square() - found, found)
+
+
+def _right_trigamma(x: Tensor) -> Tensor:
+    short = x < _STEPS
+    held = short.where(x, 1.0)
+    steps = (1.0 / held).square()
+    for step in range(1, _STEPS):
+        steps = steps + (1.0 / (held + step)).square()
+    inverse = 1.0 / short.where(x + _STEPS, x)
+    square = inverse * inverse
+    series = square * 0.0
+    for place, term in reversed(list(enumerate(_DIGAMMA, 1))):
+        series = (series + 2 * place * term) * square
+    far = inverse + 0.5 * square + series * inverse
+    return short.where(far + steps, far)
 
 
 def zeta(x: Tensor, other: Operand) -> Tensor:

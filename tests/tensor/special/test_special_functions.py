@@ -79,6 +79,57 @@ def test_gradients_are_pytorchs(name: str) -> None:
     assert np.allclose(x.grad.numpy(), other.grad.numpy(), rtol=1e-12)
 
 
+# Where PyTorch's gradients are those of the function: not at most poles, nor at NaN of i1.
+_PLACES = (-0.0, 0.0, 0.02, 0.25, 0.5, 1.0, 2.0, -0.4, -1.3, -2.5, 3.7, 8.0, 8.5, 30.0, -30.5)
+GRADIENTS: dict[str, tuple[float, ...]] = {
+    "sinc": (*_PLACES, -1.0, -3.0, 1e5, math.inf, math.nan),
+    "i0": (*_PLACES, -1.0, math.nan),
+    "i1": (*_PLACES, -1.0),
+    "i0e": (*_PLACES, -1.0, 700.0, math.nan),
+    "i1e": (*_PLACES, -1.0, 700.0),
+    "digamma": (*_PLACES, 1e-3, 1e9, math.inf, math.nan),
+    "gammaln": (*_PLACES, 1e-3, 1e9, math.inf, math.nan),
+}
+
+
+@pytest.mark.differential
+@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32], ids=["float64", "float32"])
+def test_gradients_of_infinite_gradients_are_pytorchs(name: str, dtype: type) -> None:
+    given = np.array(GRADIENTS[name], dtype)
+    # Of PyTorch's trigamma no more than nine digits are right.
+    close = 1e-9 if dtype is np.float64 else 5e-4
+    for incoming in (1.0, -1e7, 0.0, math.inf, -math.inf, math.nan):
+        seed = np.full_like(given, incoming)
+        x, other = Tensor(given, requires_grad=True), torch.tensor(given, requires_grad=True)
+        getattr(special, name)(x).backward(Tensor(seed))
+        getattr(torch.special, name)(other).backward(torch.tensor(seed))
+        assert x.grad is not None and other.grad is not None
+        at = str(incoming)
+        np.testing.assert_allclose(x.grad.numpy(), other.grad.numpy(), rtol=close, err_msg=at)
+
+
+def test_the_derivative_of_digamma_is_right_over_all_arguments() -> None:
+    given = np.linspace(-20.3, 30.1, 96)
+    x = Tensor(np.append(given, [-3.0, 0.0, 1e10]), requires_grad=True)
+    (found,) = x.digamma().sum().gradient(x)
+    wanted = [float(mpmath.polygamma(1, each)) for each in given]
+    np.testing.assert_allclose(found.numpy()[:-3], wanted, rtol=1e-13)
+    assert found.numpy()[-3:-1].tolist() == [math.inf, math.inf]
+    np.testing.assert_allclose(found.numpy()[-1], 1e-10, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "wanted"), [
+    ("sinc", [0, -math.pi**2 / 3, 0]), ("i0", [0, 0.5, 0]), ("i1", [0.5, 0]),
+])  # fmt: skip
+def test_derivatives_at_0_of_further_orders(name: str, wanted: list[float]) -> None:
+    x = Tensor(np.array([0.0]), requires_grad=True)
+    found = getattr(special, name)(x)
+    for value in wanted:
+        (found,) = found.sum().gradient(x)
+        assert found.item() == pytest.approx(value, abs=1e-14)
+
+
 def test_the_derivative_of_a_derivative_is_the_function_of_the_next_order() -> None:
     x = Tensor(np.array([0.3, 2.5, 11.0]), requires_grad=True)
     (first,) = x.lgamma().sum().gradient(x)
