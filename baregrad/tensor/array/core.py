@@ -166,7 +166,7 @@ class Array:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def _write_whole(self, value: Array) -> bool:
+    def _write_whole(self, value: Array, since: int | None = None) -> bool:
         """Put what a tensor of this one's shape and dtype shows in place of all of the storage.
 
         That is done where the value is deferred: False where it is a node, or only a part is
@@ -186,15 +186,17 @@ class Array:
             return False
         if 0 in form.shape:
             return False
-        self._write(deferred, form.grad)
+        self._write(deferred, form.grad, since)
         return True
 
-    def _write(self, value: Node | DeferredValue, grad: bool = False) -> None:
+    def _write(
+        self, value: Node | DeferredValue, grad: bool = False, since: int | None = None
+    ) -> None:
         """Put `value`, of this tensor's shape and dtype, in place of what the tensor shows.
 
-        A deferred value takes the place of all of the storage. Raises GradientError on a leaf that
-        requires gradients, or a view of one, while gradients are recorded; ShapeError through a
-        view that shows an element twice.
+        A deferred value takes the place of all of the storage. since: as of `Storage.put`. Raises
+        GradientError on a leaf that requires gradients, or a view of one, while gradients are
+        recorded; ShapeError through a view that shows an element twice.
         """
         form = value if isinstance(value, Node) else value.form
         grad = grad and grad_enabled() and form.dtype.kind == "float"
@@ -214,12 +216,22 @@ class Array:
             return
         storage = self._storage
         partial = any(op is Ops.SHRINK for op, _ in self._steps)
-        if isinstance(value, Node):
-            value = views.write(storage.node, self._present_steps(), value)
+
+        def put(seen: int, node: Node) -> None:
+            old = storage.node
+            whole = views.write(old, self._present_steps(), node)
             if storage.grad and not (grad_enabled() and not marks):
                 # Unrecorded: gradients go on to what was written over, as if it were not.
-                value, grad = views.passed_on(value, storage.node), True
-        storage.put(value, grad or (partial and storage.grad))
+                storage.put(views.passed_on(whole, old), True, seen)
+            else:
+                storage.put(whole, grad or (partial and storage.grad), seen)
+
+        if isinstance(value, DeferredValue):
+            storage.put(value, grad or (partial and storage.grad), since)
+        elif since is None:
+            storage.update(lambda seen: put(seen, value))
+        else:
+            put(since, value)
         if marks and marks[-1] is not None:
             # A parameter: left lazy, its graph would grow by one update a step.
             session().watching.companions.append(weakref.ref(storage))

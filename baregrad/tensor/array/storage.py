@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Protocol
 
 from baregrad.dtypes import DType
@@ -27,6 +27,10 @@ class _Alive:
 _enter = _Alive.entries.add
 _weakly = weakref.ref
 _leave = _Alive.entries.discard
+
+
+class Overtaken(Exception):
+    """Another thread has changed a storage since what is to be put there was computed of it."""
 
 
 class StorageWatcher(Protocol):
@@ -60,6 +64,8 @@ class Storage:
       nothing is called that takes another lock, runs the Python of a call or computes.
     - Whoever replaces a value by the same one in another form says by which he means it (`hold`,
       `leave_to`, `watch`, `defer`): where another thread has put a new value meanwhile, that stays.
+    - Who computes the new value of the old one notes `since` first, and puts it with that: where
+      another thread was first it is computed again (`update`), so that no change is lost.
     - One of the three may be read without the lock. Who reads `deferred` and, where that is None,
       `node` has a value that was there. Reading `node` may write calls out, and tell a watcher
       once no replay runs: the session's lock is asked for, so that is not done under `looks.lock`.
@@ -220,12 +226,20 @@ class Storage:
         """Note that what the storage holds is new, where its memory has changed."""
         self.since = next(_clock)
 
-    def put(self, value: Node | DeferredValue, grad: bool = False) -> None:
-        """Change the value; watchers of the session's writes get the storage and the old node."""
+    def put(
+        self, value: Node | DeferredValue, grad: bool = False, since: int | None = None
+    ) -> None:
+        """Change the value; watchers of the session's writes get the storage and the old node.
+
+        since: that of the value it was computed of. Raises Overtaken, and changes nothing, where
+        there is another one by now.
+        """
         watching = session().watching
         # Before the step: the Python of a call may run.
         old = self.node if watching.writes else None
         with looks.lock:
+            if since is not None and since != self.since:
+                raise Overtaken
             if self.watcher is not None:
                 self.tell_watcher()
             before = self.deferred
@@ -256,6 +270,15 @@ class Storage:
         if old is not None:
             for observer in watching.writes:
                 observer(self, old)
+
+    def update(self, change: Callable[[int], object]) -> None:
+        """Call change(since), which puts what it computes of the value, until none overtakes it."""
+        while True:
+            try:
+                change(self.since)
+                return
+            except Overtaken:
+                continue
 
 
 def buffer_node(ref: BufferRef, dtype: DType) -> Node:

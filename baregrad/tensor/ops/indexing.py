@@ -415,11 +415,14 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
         view.copy_(lifted)
         return
     check_writable(view.dtype.kind, lifted)
-    written = _written(view, plan, lifted, None)
-    if written is None:
-        return
     grad = view.requires_grad or (isinstance(lifted, TensorLike) and lifted.requires_grad)
-    view._write(written, grad)
+
+    def put(since: int) -> None:
+        written = _written(view, plan, lifted, None)
+        if written is not None:
+            view._write(written, grad, since)
+
+    view._storage.update(put)
 
 
 def paired_key(x: Tensor, key: Any) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes, views
 from baregrad.tensor.array.operands import F, as_chosen, as_stored, lift, one_device
 from baregrad.tensor.array.put_off import put_off
-from baregrad.tensor.array.storage import Storage
+from baregrad.tensor.array.storage import Overtaken, Storage
 from baregrad.tensor.array.tensor_like import Operand, Scalar, Tensor, TensorLike
 from baregrad.tensor.ops.indexing import _fit, check_writable, fitting_shape
 
@@ -32,23 +32,23 @@ def copy_(x: Tensor, value: Operand) -> Tensor:
     return x
 
 
-def _write(x: Tensor, value: Tensor | Scalar | Node) -> None:
-    """Write a value, broadcast and cast, over what `x` shows."""
+def _write(x: Tensor, value: Tensor | Scalar | Node, since: int | None = None) -> None:
+    """Write a value, broadcast and cast, over what `x` shows; since: as of `Storage.put`."""
     if x.is_paired:
         if isinstance(value, TensorLike):
             fitting_shape(value.shape, x.shape)
-        _write(x.pairs(), x.pairs_like(value))
+        _write(x.pairs(), x.pairs_like(value), since)
         return
     if isinstance(value, TensorLike) and value.requires_grad and views.are_data(x._steps):
         value = value.detach()
-    if isinstance(value, TensorLike) and x._write_whole(value):
+    if isinstance(value, TensorLike) and x._write_whole(value, since):
         return
-    if not _write_by_call(x, value):
+    if not _write_by_call(x, value, since):
         node = nodes.broadcast(_fit(as_chosen(value, x.dtype), x.shape), x.shape)
-        x._write(node, isinstance(value, TensorLike) and value.requires_grad)
+        x._write(node, isinstance(value, TensorLike) and value.requires_grad, since)
 
 
-def _write_by_call(x: Tensor, value: Tensor | Scalar | Node) -> bool:
+def _write_by_call(x: Tensor, value: Tensor | Scalar | Node, since: int | None) -> bool:
     """Write over what `x` shows by a call that may be put off; False where gradients may pass."""
     storage = x._storage
     if storage.grad or any(op is Ops.DETACH for op, _ in x._steps):
@@ -57,8 +57,15 @@ def _write_by_call(x: Tensor, value: Tensor | Scalar | Node) -> bool:
         return False
     if isinstance(value, TensorLike) and value.requires_grad:
         return False
-    made = put_off(_written_over, (x, value), {})._storage
-    storage.put(made.node if made.deferred is None else made.deferred)
+
+    def put(seen: int) -> None:
+        made = put_off(_written_over, (x, value), {})._storage
+        storage.put(made.node if made.deferred is None else made.deferred, since=seen)
+
+    if since is None:
+        storage.update(put)
+    else:
+        put(since)
     return True
 
 
@@ -93,7 +100,9 @@ def masked_fill_(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
     """Write a value where the mask holds; return `x`."""
     lifted = lift(value, x)
     check_writable(x.dtype.kind, lifted)
-    return update(x, mask.where(as_tensor_like(lifted, x), x))
+    value = as_tensor_like(lifted, x)
+    x._storage.update(lambda since: update(x, mask.where(value, x), since))
+    return x
 
 
 def as_tensor_like(value: Any, x: Tensor) -> Any:
@@ -101,14 +110,15 @@ def as_tensor_like(value: Any, x: Tensor) -> Any:
     return value.cast(x.dtype) if isinstance(value, TensorLike) else value
 
 
-def update(x: Tensor, value: Tensor) -> Tensor:
+def update(x: Tensor, value: Tensor, since: int | None = None) -> Tensor:
     """Put a tensor computed from `x` in its place, cast to its dtype; return `x`.
 
-    Raises DTypeError when its dtype is of a higher category, ShapeError when it has grown.
+    since: as of `Storage.put`. Raises DTypeError when its dtype is of a higher category,
+    ShapeError when it has grown.
     """
     check_writable(x.dtype.kind, value)
     one_device((x, value))
-    _write(x, value)
+    _write(x, value, since)
     return x
 
 
@@ -116,7 +126,12 @@ def in_place(function: F, name: str) -> F:
     """The form of a function that writes its result over its first operand."""
 
     def method(x: TensorLike, *args: Any, **kwargs: Any) -> Any:
-        return update(x, put_off(function, (x, *args), kwargs))
+        while True:
+            since = x._storage.since
+            try:
+                return update(x, put_off(function, (x, *args), kwargs), since)
+            except Overtaken:
+                continue
 
     # What `named_like` does of it: names and words are other ones.
     method.__module__, method.__annotations__ = function.__module__, function.__annotations__

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,6 +15,7 @@ import torch
 from baregrad.base.errors import DTypeError, GradientError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
+from baregrad.tensor.array.storage import Overtaken
 
 
 def test_views_see_writes_of_their_base_and_of_each_other() -> None:
@@ -324,3 +329,65 @@ def test_writing_nothing_changes_nothing() -> None:
     x[2:] = 5
     x[Tensor([], dtype=dtypes.int64)] += 1
     assert x._storage.node is before
+
+
+# Of each thread, so many that some meet.
+TURNS = 250
+
+
+def _add_to_row(x: Tensor, thread: int) -> None:
+    x[thread] += 1
+
+
+def _add_to_some(x: Tensor, thread: int) -> None:
+    """Rows are written where their place says, behind a view."""
+    rows = x[:, 1:]
+    rows[Tensor([thread])] = rows[Tensor([thread])] + 1
+
+
+@pytest.mark.parametrize(("add", "wanted"), [
+    (lambda x, thread: x.add_(1), np.full((2, 3), 2 * TURNS)),
+    (lambda x, thread: x.add_(1).realize(), np.full((2, 3), 2 * TURNS)),
+    (lambda x, thread: x[:, :2].add_(1), [[2 * TURNS, 2 * TURNS, 0]] * 2),
+    (lambda x, thread: x.masked_fill_(Tensor([[thread < 1], [thread > 0]]), 3), np.full((2, 3), 3)),
+    (_add_to_row, np.full((2, 3), TURNS)),
+    (_add_to_some, [[0, TURNS, TURNS]] * 2),
+])  # fmt: skip
+def test_no_change_by_one_of_two_threads_is_lost(add: Any, wanted: Any) -> None:
+    x = Tensor(np.zeros((2, 3), np.float32)).realize()
+    ready = threading.Barrier(2)
+
+    def work(thread: int) -> None:
+        ready.wait(60)
+        for _ in range(TURNS):
+            add(x, thread)
+
+    often = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            # Options are those of the thread that asks.
+            contexts = [contextvars.copy_context() for _ in range(2)]
+            list(pool.map(lambda context, one: context.run(work, one), contexts, range(2)))
+    finally:
+        sys.setswitchinterval(often)
+    np.testing.assert_array_equal(x.numpy(), wanted)
+
+
+def test_a_value_of_what_has_changed_meanwhile_is_computed_again() -> None:
+    x = Tensor(np.ones(3, np.float32))
+    storage, turns = x._storage, list[float]()
+
+    def double(since: int) -> None:
+        turns.append(x.tolist()[0])
+        value = (x * 2).node
+        if len(turns) < 3:
+            x.add_(1)
+        storage.put(value, since=since)
+
+    before = storage.since
+    storage.update(double)
+    assert turns == [1, 2, 3] and x.tolist() == [6, 6, 6]
+    with pytest.raises(Overtaken):
+        storage.put((x * 0).node, since=before)
+    assert x.tolist() == [6, 6, 6]
