@@ -146,10 +146,12 @@ class Array:
             added = (*added, (Ops.DETACH, None))
         made = type(self)._on(self._storage, (*self._steps, *added))
         # Shown at once, so that what does not fit raises at the user's line.
-        value = self._value()
+        base, value = self._storage.node, self._value()
         for step in added:
             value = views.show(value, step)
-        made._cached = (self._storage.node, value)
+        # Another thread may have changed it between the two.
+        if self._storage.node is base:
+            made._cached = (base, value)
         return made
 
     def _strides(self) -> tuple[views.Strides, Any]:
