@@ -253,17 +253,19 @@ def _moved(kernel: Node, slots: dict[int, int], place: Dim) -> list[Node]:
     )
     if _is_plain(kernel):
         return _moved_plainly(kernel, slots, index.as_node(place), inside)
-    axes = _axes(kernel)
-    digits = index.unflatten(index.as_node(place), tuple([int(axis.src[0].arg) for axis in axes]))
-    changed: dict[Node, Node] = dict(zip(axes, map(index.as_node, digits), strict=True))
-    for node in toposort(kernel):
-        if node.op is Ops.PARAM:
-            changed[node] = make_node(
-                Ops.PARAM, node.dtype, (), node.arg._replace(slot=slots[node.arg.slot])
-            )
+    params = {
+        node: make_node(Ops.PARAM, node.dtype, (), node.arg._replace(slot=slots[node.arg.slot]))
+        for node in toposort(kernel) if node.op is Ops.PARAM
+    }
+    changed = {**params, **_digits(kernel, place)}
+    # Where an element goes is computed in all blocks, and may be read.
+    nearest = index.maximum(index.minimum(place, count - 1), 0)
+    read = {**params, **_digits(kernel, nearest)}
     made = []
     for out in kernel.src:
-        array, value, *places = substitute(out, changed).src
+        array, value = (substitute(node, changed) for node in out.src[:2])
+        is_read = any(node.op is Ops.INDEX for node in toposort(*out.src[2:]))
+        places = [substitute(node, read if is_read else changed) for node in out.src[2:]]
         if places and places[0].op is Ops.WHERE and places[0].src[2] is _NOWHERE:
             # It is a group already, which says itself where it writes.
             condition, places[0], _ = places[0].src
@@ -277,6 +279,13 @@ def _moved(kernel: Node, slots: dict[int, int], place: Dim) -> list[Node]:
         spot = alu(Ops.WHERE, where, flat, _NOWHERE)
         made.append(Node(Ops.OUT, dtypes.token, (line, value, spot), Out(apart=True)))
     return made
+
+
+def _digits(kernel: Node, place: Dim) -> dict[Node, Node]:
+    """The axes of a kernel as digits of a place on one that has room for all of them."""
+    axes = _axes(kernel)
+    digits = index.unflatten(index.as_node(place), tuple([int(axis.src[0].arg) for axis in axes]))
+    return dict(zip(axes, map(index.as_node, digits), strict=True))
 
 
 def _moved_plainly(

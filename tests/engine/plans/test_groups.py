@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baregrad import optim, render
+from baregrad import bind, optim, render, variable
 from baregrad.dtypes import dtypes
 from baregrad.engine.compiler import Compiler
 from baregrad.engine.plans.groups import LARGE, MOST_MEMBERS, MOST_SMALL, grouped
@@ -240,3 +240,30 @@ def test_rows_that_are_written_to_pages_and_turned_are_one_launch() -> None:
     np.testing.assert_allclose(found, whole[:24], rtol=1e-6, atol=1e-6)
     assert not pages[0][0].any()
     assert not pages[1][4, :3].any()
+
+
+@pytest.mark.parametrize(("count", "is_symbolic"), [(16, False), (16, True), (5, True)])
+def test_where_rows_go_is_read_within_the_arrays_that_say_so(
+    count: int, is_symbolic: bool
+) -> None:
+    """Of several tokens: blocks of the one member look nothing up for rows of the other."""
+    keys, values = RNG.standard_normal((2, 16, 4, 8)).astype(np.float32)
+    table = (7 * np.arange(16) % 19).astype(np.int32)
+    with ptx_session() as session:
+        cache = [Tensor.zeros(19, 16, 4, 8).contiguous().realize() for _ in range(2)]
+        given = [Tensor(array).realize() for array in (keys, values, table)]
+        rows: Any = bind(variable("rows", 1, 16), count) if is_symbolic else count
+        runs: list[Any] = []
+        session.watching.observers.append(runs.append)
+        page = given[2][:rows] + 0
+        for array, new in zip(cache, given, strict=False):
+            array[page, page % 16] = new[:rows]
+        cache[0].realize(cache[1])
+        names = [kernel.arg.name for kernel in runs[-1].executable.plan.kernels]
+        found = [array.numpy() for array in cache]
+        del cache, given, page, array, new, runs
+    assert "maps_2_16384" in names
+    for array, new in zip(found, (keys, values), strict=True):
+        wanted = np.zeros_like(array)
+        wanted[table[:count], table[:count] % 16] = new[:count]
+        np.testing.assert_array_equal(array, wanted)
