@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,14 @@ def test_packed_matrices(name: str, most: int, monkeypatch: pytest.MonkeyPatch) 
     assert_alike(found, exact, 2.0**-7 * (np.abs(read) @ np.abs(dense).T))
 
 
+def plain_product(matrix: Tensor, rows: Tensor) -> Tensor:
+    return rows @ matrix.cast(rows.dtype).T
+
+
+def scaled_product(name: str, matrix: nn.BlockScaled, rows: Tensor) -> Tensor:
+    return nn.scaled_matmul(nn.quantize_blocks(rows, name), matrix)
+
+
 @pytest.mark.parametrize("stored", ["float32", "float16", "bfloat16", "float8_e4m3fn", "int8"])
 def test_plain_matrices(stored: str) -> None:
     random = np.random.default_rng(2)
@@ -72,7 +81,7 @@ def test_plain_matrices(stored: str) -> None:
     with ptx_session():
         matrix = Tensor(values).cast(stored).realize()
         x = Tensor(rows_of(24, 3)).cast(dtype if stored != "float32" else stored).realize()
-        found = results(lambda rows: rows @ matrix.cast(rows.dtype).T, x, COUNTS)
+        found = results(partial(plain_product, matrix), x, COUNTS)
         read, dense = (one.cast(dtypes.float32).numpy().astype(np.float64) for one in (x, matrix))
         del matrix, x
     assert_alike(found, read @ dense.T, 2.0**-7 * (np.abs(read) @ np.abs(dense).T))
@@ -87,11 +96,7 @@ def test_matrices_with_scales_for_blocks(name: str) -> None:
     with ptx_session():
         matrix = nn.quantize_blocks(Tensor(values), name)
         x = Tensor(rows_of(24, 5)).realize()
-
-        def product(rows: Tensor) -> Tensor:
-            return nn.scaled_matmul(nn.quantize_blocks(rows, name), matrix)
-
-        found = results(product, x, COUNTS)
+        found = results(partial(scaled_product, name, matrix), x, COUNTS)
         read, dense = (
             nn.quantize_blocks(one, name).dequantize().numpy().astype(np.float64)
             for one in (x, Tensor(values))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,15 @@ import pytest
 
 from baregrad import Tensor, bind, variable
 from baregrad.dtypes import dtypes
+from baregrad.io.gguf import PackedWeight, by_name
 from baregrad.llm.generation.layer_pages import PAGE, LayerPages, PagedLayer, StepPlaces
-from baregrad.llm.models.traits import CacheRow
+from baregrad.llm.generation.paged_cache import PagedCache
+from baregrad.llm.generation.sampling import Sampling
+from baregrad.llm.generation.stepper import Stepper, TokenChoice, TokenRow
+from baregrad.llm.models.decoder import LanguageModel
+from baregrad.llm.models.traits import CacheRow, DecoderTraits, LayerTraits, RopeTraits
 from baregrad.testing.ptx_device import ptx_session
+from tests.io.gguf.packed import random_rows
 
 HEADS, GROUPS, WIDTH, EACH, MOST = 4, 2, 32, 4, 16
 LENGTH = EACH * PAGE
@@ -95,10 +102,97 @@ def test_attention_over_arrays(stored: str) -> None:
                 keys[:rows].cast("bfloat16"), values[:rows].cast("bfloat16"), enable_gqa=True
             )
             found.append(mixed.squeeze(2).cast(dtypes.float32).numpy())
-        read = [one.cast(dtypes.float32).numpy().astype(np.float64) for one in (query, keys, values)]
+        read = [
+            one.cast(dtypes.float32).numpy().astype(np.float64) for one in (query, keys, values)
+        ]
         del query, keys, values, mixed
     exact = [
         attended(one[:, 0], key.swapaxes(0, 1), value.swapaxes(0, 1), 150)
         for one, key, value in zip(*read, strict=True)
     ]
     assert_alike(found, np.stack(exact), 2.0**-7)
+
+
+class Blocks:
+    """Random weights of one packed type, by a model's names."""
+
+    def __init__(self, traits: DecoderTraits, kind: str) -> None:
+        self.row, self.shapes = by_name(kind), traits.shapes()
+        self.types = dict.fromkeys(self.shapes, self.row)
+
+    def weight(self, name: str) -> PackedWeight:
+        shape = self.shapes[name]
+        rows, width = shape
+        raw = random_rows(self.row, rows, width, list(self.shapes).index(name), 0.02)
+        return PackedWeight(self.row, shape, Tensor(raw).realize())
+
+    def vector(self, name: str) -> Tensor:
+        return Tensor.ones(*self.shapes[name]).contiguous().realize()
+
+
+WORDS, ROWS = 40, 3
+ROPE = RopeTraits("norm", 32, 1e4)
+TRAITS = DecoderTraits(
+    "llama", 64, WORDS, 64, "rms", 1e-5, (LayerTraits(2, 1, 32, 32, 64, 32**-0.5, ROPE),),
+    is_tied=False,
+)  # fmt: skip
+
+
+class Steps:
+    """Steps over a few sequences, and what they leave in the cache and choose."""
+
+    def __init__(self) -> None:
+        model = LanguageModel(TRAITS, Blocks(TRAITS, "Q4_0"), dtype="bfloat16")
+        self.cache = PagedCache(model.cache_rows(), 1 + 2 * ROWS, "bf16")
+        self.stepper = Stepper(model, self.cache, WORDS, rows=ROWS, chunk=16, context=32)
+        self.listed = TokenChoice(Sampling(temperature=0.0, logprobs=3), 0)
+
+    def held(self) -> list[bytes]:
+        return [bytes(one._raw()) for layer in self.cache.layers for one in layer.arrays]
+
+    def prompt(self, number: int, tokens: list[int], ends: list[int]) -> Any:
+        pages, choice = [1 + 2 * number, 2 + 2 * number], self.listed
+        for begin, end in pairwise([0, *ends, len(tokens)]):
+            last = choice if end == len(tokens) else None
+            found = self.stepper.run_chunk(tokens[begin:end], begin, pages, last)
+        return self.listing(found, 0)
+
+    def rows(self, tokens: dict[int, tuple[int, int]], sampling: Sampling | None = None) -> Any:
+        """Some sequences' next tokens and places; what is chosen for each."""
+        choice = TokenChoice(sampling, 7) if sampling else self.listed
+        found = self.stepper.run_rows([
+            TokenRow(token, place, [1 + 2 * number, 2 + 2 * number], choice)
+            for number, (token, place) in tokens.items()
+        ])
+        return [] if sampling else [self.listing(found, at) for at in range(len(tokens))]
+
+    @staticmethod
+    def listing(found: Any, at: int) -> Any:
+        return int(found.tokens[at]), bytes(found.best_logprobs[at]), bytes(found.logprobs[at])
+
+
+@pytest.mark.slow
+def test_steps_of_a_decoder() -> None:
+    """In chunks that end anywhere, and beside others, which may be chosen in other ways."""
+    random = np.random.default_rng(3)
+    prompts = [random.integers(0, WORDS, count).tolist() for count in (20, 18, 23)]
+    with ptx_session():
+        steps = Steps()
+        firsts = [steps.prompt(number, one, [16]) for number, one in enumerate(prompts)]
+        held = steps.held()
+        for number, one in enumerate(prompts):
+            assert steps.prompt(number, one, [1, 7, 17]) == firsts[number]
+        assert steps.held() == held
+        following = {
+            number: (firsts[number][0], len(one)) for number, one in enumerate(prompts)
+        }
+        alone = [steps.rows({number: following[number]})[0] for number in following]
+        held = steps.held()
+        for order in ((2, 0), (1, 2, 0)):
+            found = steps.rows({number: following[number] for number in order})
+            assert found == [alone[number] for number in order]
+        for sampling in (Sampling(temperature=0.0), Sampling(temperature=0.7, top_k=5)):
+            steps.rows(following, sampling)
+        assert steps.held() == held
+        del steps
+    assert len(set(alone)) == ROWS
