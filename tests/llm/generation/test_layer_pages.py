@@ -134,6 +134,20 @@ def test_sizes_and_refusals() -> None:
         LayerPages(2, CacheRow(1, 20, 20, False), "q8_0")
 
 
+def test_pages_of_bytes_keep_numbers_within_a_step_of_their_block() -> None:
+    pages = LayerPages(1, CacheRow(GROUPS, 64, 64, False), "q8_0")
+    sizes = np.exp2(RNG.integers(-6, 12, (16, GROUPS, 2, 1)))
+    given = (RNG.normal(size=(16, GROUPS, 2, 32)) * sizes).astype(np.float32)
+    at = Tensor.arange(16, dtype="int32")
+    rows = Tensor(given.reshape(16, GROUPS, 64))
+    pages.write(at * 0, at, rows, -rows)
+    largest = np.abs(given).max(-1, keepdims=True).astype(np.float64)
+    assert largest.min() >= 2.0**-7
+    for found, sign in zip(pages.gathered(Tensor(np.zeros(1, np.int32))), (1, -1), strict=True):
+        kept = found.numpy().astype(np.float64).reshape(given.shape)
+        assert (np.abs(kept - sign * given) <= largest / 253).all()
+
+
 def test_attention_of_a_chunk_leaves_out_keys_that_none_of_its_tokens_sees() -> None:
     first, count, pages = (
         variable(name, least, most)
