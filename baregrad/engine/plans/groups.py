@@ -258,13 +258,13 @@ def _moved(kernel: Node, slots: dict[int, int], place: Dim) -> list[Node]:
         for node in toposort(kernel) if node.op is Ops.PARAM
     }
     changed = {**params, **_digits(kernel, place)}
-    # Where an element goes is computed in all blocks, and may be read.
+    # Where an element goes is computed in all blocks, and may be read from an element's own place.
     nearest = index.maximum(index.minimum(place, count - 1), 0)
     read = {**params, **_digits(kernel, nearest)}
     made = []
     for out in kernel.src:
         array, value = (substitute(node, changed) for node in out.src[:2])
-        is_read = any(node.op is Ops.INDEX for node in toposort(*out.src[2:]))
+        is_read = any(node.op is Ops.INDEX and node.ranges for node in toposort(*out.src[2:]))
         places = [substitute(node, read if is_read else changed) for node in out.src[2:]]
         if places and places[0].op is Ops.WHERE and places[0].src[2] is _NOWHERE:
             # It is a group already, which says itself where it writes.
