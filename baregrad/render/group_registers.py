@@ -21,8 +21,8 @@ def blocks_of_groups(program: Node, signature: GpuSignature, target: NvidiaTarge
     registers = {one for node in sums for one in group_sums(node)}
     registers.update(node.src[0] for node in program.src if node.op is Ops.SET)
     widths = [one.shape[0] if one.shape and not signature.warps else 1 for one in registers]
-    warps, copiers = signature.threads // WARP_LANES, program.arg.copiers
-    return target.blocks_of_groups(warps, copiers, sum(widths), signature.shared_nbytes)
+    warps, roles = signature.threads // WARP_LANES, program.arg.roles
+    return target.blocks_of_groups(warps, sum(widths), signature.shared_nbytes, roles)
 
 
 def register_change(
@@ -30,15 +30,11 @@ def register_change(
 ) -> tuple[str, str] | None:
     """The instruction, and its operand, by which a role of warps gives or takes registers.
 
-    Copiers leave all but a few to the other warps of their block, for each of their threads. None
-    where those would have no more.
+    None where its threads have as many from the start.
     """
-    kept, is_copier = node.arg.immediates
-    warps, copiers = signature.threads // WARP_LANES, program.arg.copiers
+    (wanted,) = node.arg.immediates
     blocks = max(blocks_of_groups(program, signature, target), 1)
     given = target.registers_at_launch(blocks * signature.threads)
-    others = target.registers_of_others(warps, copiers, given)
-    if not kept < given < others:
+    if wanted == given:
         return None
-    way, count = ("dec", kept) if is_copier else ("inc", others)
-    return f"setmaxnreg.{way}.sync.aligned.u32", str(count)
+    return f"setmaxnreg.{'inc' if wanted > given else 'dec'}.sync.aligned.u32", str(wanted)

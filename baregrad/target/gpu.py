@@ -24,9 +24,8 @@ from baregrad.base.errors import UnsupportedDevice
 KIB = 1024
 # Registers of a thread that multiplies in a group of warps, beside its sums and what it reads
 # ahead; where others copy for it; and what ptxas 13 asks for at launch, whatever changes hands
-# later: beside 64 it asked for 26 (C7602). Then what a thread keeps that copies boxes.
+# later: beside 64 it asked for 26 (C7602).
 GROUP_REGISTERS, LEAST_BESIDE, LEAST_AT_LAUNCH = 50, 34, 26
-COPIER_REGISTERS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,29 +142,25 @@ class GpuTarget:
         by_warps = self.warps_per_unit // warps
         return min(self.blocks_per_unit, by_warps, by_shared, by_registers)
 
-    def blocks_of_groups(self, warps: int, copiers: int, kept: int, shared_bytes: int) -> int:
+    def blocks_of_groups(
+        self, warps: int, kept: int, shared_bytes: int,
+        roles: tuple[tuple[int, int], ...] = (),
+    ) -> int:  # fmt: skip
         """Return how many blocks it holds whose warps multiply in groups, 0 for too big.
 
-        warps: of a block, of which `copiers` copy for the others and leave them their registers.
-        kept: registers of a thread that products and what is read ahead take.
+        warps: of a block. kept: registers of a thread that products and what is read ahead take.
+        roles: where some of the warps copy for the others, the number of each kind, and the
+        registers that their threads have in the end, 0 for those of the launch.
         """
-        if not copiers:
+        if not roles:
             return self.resident_blocks(warps, kept + GROUP_REGISTERS, shared_bytes)
+        total = sum(count * registers for count, registers in roles)
         for blocks in range(self.resident_blocks(warps, 1, shared_bytes), 0, -1):
             given = self.registers_at_launch(blocks * warps * self.warp_lanes)
-            others = self.registers_of_others(warps, copiers, given)
-            enough = max(given, others) >= kept + LEAST_BESIDE
+            enough = total <= given * warps if total else given >= kept + LEAST_BESIDE
             if enough and (blocks == 1 or given >= kept + LEAST_AT_LAUNCH):
                 return blocks
         return 0
-
-    def registers_of_others(self, warps: int, copiers: int, given: int) -> int:
-        """Return the registers that each thread has once copiers have left theirs to the others.
-
-        warps, copiers: as of `blocks_of_groups`. given: what each has at launch.
-        """
-        others = (given * warps - COPIER_REGISTERS * copiers) // (warps - copiers)
-        return round_down(min(others, max(self.register_shift, default=0)), 8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,19 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node, alu, cast, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
-from baregrad.kernel.gpu.roles import COPIERS
 from baregrad.kernel.planning.gpu import gemm_mma
-from baregrad.kernel.planning.gpu.gemm_groups import TILES, GroupChoice, GroupTile, ranked_groups
+from baregrad.kernel.planning.gpu.gemm_groups import (
+    COPIERS,
+    TILES,
+    GroupChoice,
+    GroupTile,
+    ranked_groups,
+)
 from baregrad.kernel.planning.gpu.gemm_tiles import Product
 from baregrad.render import get
 from baregrad.render.gpu import WARP_LANES, gpu_signature
 from baregrad.render.group_registers import blocks_of_groups, register_change
-from baregrad.target.gpu import COPIER_REGISTERS, LEAST_AT_LAUNCH
+from baregrad.target.gpu import LEAST_AT_LAUNCH
 from tests.kernel import kernels as k
 from tests.kernel.contractions import HALF
 from tests.kernel.gpu_kernels import HOPPER, lowered
@@ -38,15 +43,13 @@ def test_a_block_has_what_it_was_given(sizes: dict[str, int]) -> None:
     blocks = blocks_of_groups(program, signature, HOPPER)
     found = [register_change(program, signature, HOPPER, node) for node in program.src
              if node.op.name == "MACHINE" and node.arg.name == "role.registers"]  # fmt: skip
-    assert blocks >= 1 and len(found) == 2
-    if None in found:
-        # One block has as many from the start as those who multiply could be given.
-        given = HOPPER.registers_at_launch(blocks * signature.threads)
-        assert found == [None, None] and given >= max(HOPPER.register_shift)
-        return
-    (down, few), (up, many) = found  # type: ignore[misc]
-    assert (down, few) == ("setmaxnreg.dec.sync.aligned.u32", str(COPIER_REGISTERS))
-    assert up == "setmaxnreg.inc.sync.aligned.u32" and int(many) % 8 == 0
+    given = HOPPER.registers_at_launch(blocks * signature.threads)
+    assert blocks >= 1 and len(found) == 2 and None not in found
+    (_, few), (_, many) = found  # type: ignore[misc]
+    for way, wanted in found:  # type: ignore[misc]
+        step = "inc" if int(wanted) > given else "dec"
+        assert way == f"setmaxnreg.{step}.sync.aligned.u32" and int(wanted) != given
+    assert ((COPIERS, int(few)), (warps - COPIERS, int(many))) == program.arg.roles
     each = 32 * (COPIERS * int(few) + (warps - COPIERS) * int(many))
     assert blocks * each <= HOPPER.registers_per_unit
 

@@ -227,10 +227,12 @@ class KernelInfo(NamedTuple):
 
     `block` has the threads of a block along each of its dimensions, once the code is that of one
     thread. `grid` are the blocks, of a kernel with a loop over them as many as there are at most.
-    `grain` iterations of the pool's loop, which divide it, are one chunk. `copiers` are warps
-    behind those of `block` that make a block's copies. `teams` of threads, one behind the other in
-    `block`, take a block's iterations in turns. `resident` blocks at least a multiprocessor
-    is to hold at once, which limits the registers of a thread; 0 where nobody said how many.
+    `grain` iterations of the pool's loop, which divide it, are one chunk. `roles` are two, of the
+    warps behind those of `block` that make its copies and of all others: how many they are, and the
+    registers of a thread once these have changed hands, 0 where they don't. `teams` of threads, one
+    behind the other in `block`, take a block's iterations in turns. `resident` blocks at least a
+    multiprocessor is to hold at once, which limits the registers of a thread; 0 where nobody said
+    how many.
     `beside`: it may run beside another launch. `fixed`: slots of arrays of a few whole numbers that
     no launch of its plan writes.
     """
@@ -243,11 +245,16 @@ class KernelInfo(NamedTuple):
     shared_nbytes: int = 0
     block: tuple[int, ...] = ()
     grain: int = 1
-    copiers: int = 0
+    roles: tuple[tuple[int, int], ...] = ()
     teams: int = 1
     resident: int = 0
     beside: bool = False
     fixed: tuple[int, ...] = ()
+
+    @property
+    def copiers(self) -> int:
+        """Warps behind those of `block` that make a block's copies."""
+        return self.roles[0][0] if self.roles else 0
 
 
 @ATTRIBUTES(Ops.ALLOC)

@@ -4,7 +4,7 @@ A block's threads are sets, each in step: teams that compute, and behind them th
 barrier of phases is an element of an array. The MACHINE instructions, immediates in brackets:
 
     warps (first, count)                 whether a thread is one of so many warps
-    role.registers (kept, copies)        registers change hands: nothing that this evaluator has
+    role.registers (each)                registers change hands: nothing that this evaluator has
     mbarrier.* array, place              as in the code of warps (`gpu_hopper.py`); arrive: of all
                                          active threads, one each
     tma.box (rank, shape.., strides.., box..) shared, place, phases, place, array, corner

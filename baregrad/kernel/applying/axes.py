@@ -34,6 +34,7 @@ from baregrad.kernel.facts.axis_table import (
     table_for,
 )
 from baregrad.kernel.gpu.clusters import MOST_CLUSTER
+from baregrad.kernel.gpu.parted_warps import check_step as check_step_of_roles
 from baregrad.kernel.gpu.pipelines import check_pipeline
 from baregrad.kernel.gpu.shared_layouts import check_layout
 from baregrad.kernel.gpu.teams import MOST_TEAMS
@@ -48,6 +49,7 @@ from baregrad.kernel.language.schedule import (
     Pipeline,
     Prefetch,
     Reorder,
+    Roles,
     Schedule,
     Split,
     StageFactor,
@@ -481,6 +483,7 @@ def _stream_tiles(table: AxisTable, step: StreamTiles) -> None:
 _RULES: MappingProxyType[type, Callable[[AxisTable, Any], None]] = MappingProxyType({
     Split: _split, Bind: _bind, Reorder: _reorder, Collapse: _collapse,
     StreamOutput: _stream, Prefetch: _prefetch, Pipeline: check_pipeline,
-    Persist: _persist, Tensorize: _tensorize, StreamTiles: _stream_tiles, StageInput: _stage,
+    Persist: _persist, Roles: check_step_of_roles, Tensorize: _tensorize,
+    StreamTiles: _stream_tiles, StageInput: _stage,
     StageOutput: _stage_output, StageFactor: _stage, StageReduce: _stage,
 })

@@ -124,10 +124,13 @@ def _picture(
         cells = [_cell(slot, iteration, (depth, lead, last)) for iteration in range(shown)]
         lines.append(_row(f"slot {slot}", cells))
     if first.engine == ENGINE:
+        (copiers, few), (others, many) = kernel.arg.roles
         lines.append(
-            "roles: a warp copies once a slot is empty, all others multiply once it is full; they "
-            f"meet in {BARRIERS * depth} barriers of phases, two of each slot"
+            f"roles: one of {copiers} warps copies once a slot is empty, {others} others multiply "
+            f"once it is full; they meet in {BARRIERS * depth} barriers of phases, two of each slot"
         )
+        if few:
+            lines.append(f"registers: {few} of a thread that copies, {many} of one that multiplies")
     else:
         meets = ", and once the products of the iteration before are done"
         lines.append("barriers: once a slot is filled" + meets * (beside and depth <= FEW_SLOTS))

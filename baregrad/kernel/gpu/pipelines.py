@@ -31,6 +31,7 @@ from baregrad.kernel.facts.analysis import by_id
 from baregrad.kernel.facts.axis_table import Axis, AxisTable
 from baregrad.kernel.gpu import boxes
 from baregrad.kernel.gpu.clusters import check_cluster
+from baregrad.kernel.gpu.parted_warps import check_roles
 from baregrad.kernel.gpu.shared_copies import SharedCopy, copied_by_threads
 from baregrad.kernel.gpu.shared_layouts import layout_of
 from baregrad.kernel.gpu.teams import check_teams
@@ -144,12 +145,13 @@ def check_applied(
 ) -> None:
     """Raise ScheduleError for a copy that nothing reads, and a pipeline that nothing is part of.
 
-    Likewise for a cluster whose blocks share nothing, and for teams. Where there is nothing to
-    copy, because some axis is empty, or to keep, because all of them have one element, nothing is
-    asked of the reads.
+    Likewise for a cluster whose blocks share nothing, for teams and for roles. Where there is
+    nothing to copy, because some axis is empty, or to keep, because all of them have one element,
+    nothing is asked of the reads.
     """
     check_cluster(table)
     check_teams(table)
+    check_roles(table)
     staging: list[Staging | StageReduce] = [
         *table.staged_inputs, *table.staged_factors, *table.staged_reductions
     ]  # fmt: skip

@@ -47,10 +47,9 @@ from baregrad.kernel.gpu.barriers import BARRIER, THREAD, sequence
 from baregrad.kernel.gpu.boxes import ENGINE
 from baregrad.kernel.gpu.clusters import MEETING, differs, nbytes_of, slice_of
 from baregrad.kernel.gpu.teams import block_of_teams, in_teams
-from baregrad.target.gpu import COPIER_REGISTERS
 
-# Warps that copy, of which one does: registers change hands among four; and lanes of a warp.
-COPIERS, WARP = 4, 32
+# Lanes of a warp.
+WARP = 32
 _STATEMENTS = (Ops.LOOP, Ops.IF)
 # Beyond the ids of all other arrays. A slot has two barriers: that it is full, that it is empty.
 BARRIERS_ID, BARRIERS = 1 << 25, 2
@@ -99,7 +98,7 @@ def with_roles(kernel: Node) -> Node:
         node for node in toposort(kernel) if node.op is Ops.LOOP and _boxes(node.src[1])
     ]
     if not loops:
-        return kernel
+        return kernel.replace(arg=kernel.arg._replace(roles=()))
     if len(loops) > 1:
         raise CompilerBug("a block has one ring of boxes", found=loops)
     warps = prod(kernel.arg.block) // WARP
@@ -107,22 +106,20 @@ def with_roles(kernel: Node) -> Node:
     ring = _ring(loop, extent_of(loops[0].src[0]), warps, kernel.arg.cluster)
     copies = sequence(_copying(kernel.src, ring, None))
     computed = _computing(kernel.src, ring, None)
-    info = kernel.arg._replace(copiers=COPIERS)
+    info = kernel.arg
     if info.teams > 1:
         computed = in_teams(computed, info, ring.pipe, warps)
         info, warps = info._replace(block=block_of_teams(info)), info.teams * warps
+    (copiers, few), (others, many) = info.roles
+    if others != warps:
+        raise CompilerBug("a role has other warps than its block", found=others, wanted=warps)
     roles: tuple[Node, ...] = (
-        Node(Ops.ROLE, dtypes.token, (copies,), _role("copies", COPIERS, warps)),
-        Node(Ops.ROLE, dtypes.token, (sequence(computed),), _role("products", warps)),
+        Node(Ops.ROLE, dtypes.token, (copies,), Role("copies", copiers, warps, few, elect=True)),
+        Node(Ops.ROLE, dtypes.token, (sequence(computed),), Role("products", warps, 0, many)),
     )
     if ring.pipe.arg.scope == "cluster":
         roles += (MEETING,)
     return Node(Ops.KERNEL, kernel.dtype, roles, info)
-
-
-def _role(name: str, warps: int, first: int = 0) -> Role:
-    """Some warps of a block, of which one thread copies; these give registers to all others."""
-    return Role(name, warps, first, COPIER_REGISTERS, elect=first > 0)
 
 
 def _ended(kernel: Node, loop: Node) -> tuple[Node, Node]:

@@ -8,7 +8,6 @@ make further names. What a step may do to a kernel is checked when it is applied
 from __future__ import annotations
 
 import ast
-import keyword
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from math import prod
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 
 from baregrad.base.errors import ScheduleError
 from baregrad.ir.core.axes import THREAD_BINDS
+from baregrad.kernel.language.fields import has_typed_fields
 
 CPU_UNITS = ("loop", "pool", "vector", "unroll")
 _NONE: MappingProxyType[str, object] = MappingProxyType({})
@@ -271,6 +271,29 @@ class Persist:
 
 
 @dataclass(frozen=True, slots=True)
+class Roles:
+    """Some warps of a block do nothing but copy the boxes of a pipeline; all others do the rest.
+
+    `copies` and `products` are those: the number of their warps, and the registers that each of
+    their threads has once registers have changed hands (`setmaxnreg`). These are 0 for both where
+    threads keep what they had from the start. Those who multiply are the threads of all teams.
+    """
+
+    copies: tuple[int, int]
+    products: tuple[int, int]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that the step speaks of: none."""
+        return ()
+
+    def __str__(self) -> str:
+        roles = {"copies": self.copies, "products": self.products}
+        shown = {name: one if one[1] else one[0] for name, one in roles.items()}
+        return _spelled("roles", (), shown)
+
+
+@dataclass(frozen=True, slots=True)
 class StageOutput:
     """Results for the output `param` go through shared memory and are stored beside the threads.
 
@@ -342,7 +365,8 @@ class StreamTiles:
 
 Staging = StageInput | StageFactor
 _Copy = StageInput | StageFactor | StageReduce | StreamOutput | Prefetch | Pipeline
-Step = Collapse | Split | Reorder | Bind | Persist | _Copy | StageOutput | Tensorize | StreamTiles
+_Block = Persist | Roles | StageOutput
+Step = Collapse | Split | Reorder | Bind | _Copy | _Block | Tensorize | StreamTiles
 _S = TypeVar("_S", bound=Step)
 DOT_INSTRUCTIONS = ("dot4", "dot2")
 INSTRUCTIONS = (*DOT_INSTRUCTIONS, "mma", "wgmma", "amx")
@@ -464,6 +488,12 @@ def persist(blocks: int, teams: int = 1) -> Persist:
     return _checked(Persist(blocks, teams))
 
 
+def roles(*, copies: int | tuple[int, int], products: int | tuple[int, int]) -> Roles:
+    """So many warps copy boxes, and so many do all else: each a number, or one with registers."""
+    whole = [(each, 0) if type(each) is int else each for each in (copies, products)]
+    return _checked(Roles(*whole))  # type: ignore[arg-type]
+
+
 def stage_output(param: int) -> StageOutput:
     """Results go through shared memory, and runs of them are stored beside the threads."""
     return _checked(StageOutput(param))
@@ -491,7 +521,7 @@ def stream_tiles(
 _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType({
     word.__name__: word for word in (
         split, collapse, reorder, bind, vectorise, unroll, parallelise, stage_input, stage_factor,
-        stage_reduce, stream_output, prefetch, pipeline, persist, stage_output, tensorize,
+        stage_reduce, stream_output, prefetch, pipeline, persist, roles, stage_output, tensorize,
         stream_tiles,
     )
 })
@@ -550,50 +580,7 @@ def _parse_step(tree: ast.expr) -> Step:
 
 def _checked(step: _S) -> _S:
     """Return a step whose arguments have the types that it is made of. Raises ScheduleError."""
-    typed = all(_FIELDS[field.name](getattr(step, field.name)) for field in fields(step))
-    if not typed or (isinstance(step, Tensorize) and not step.axes):
+    known = getattr(step, "instruction", INSTRUCTIONS[0]) in INSTRUCTIONS
+    if not has_typed_fields(step) or not known or (isinstance(step, Tensorize) and not step.axes):
         raise ScheduleError("a step has arguments of the wrong type", found=str(step))
     return step
-
-
-def _is_text(value: object) -> bool:
-    return type(value) is str
-
-
-def _is_count(number: object, least: int = 1) -> bool:
-    return type(number) is int and number >= least
-
-
-def _is_word(name: str) -> bool:
-    """Whether it prints as the name of an argument, which is how some steps name axes."""
-    return name.isidentifier() and not keyword.iskeyword(name)
-
-
-def _are_shares(loops: tuple[tuple[str, int], ...]) -> bool:
-    return all(_is_text(name) and _is_word(name) and _is_count(size) for name, size in loops)
-
-
-def _are_parts(parts: tuple[tuple[str, int], ...]) -> bool:
-    return _is_text(parts[0][0]) and _are_shares(parts[1:])
-
-
-# What each field of a step may hold.
-_FIELDS: MappingProxyType[str, Callable[[Any], bool]] = MappingProxyType({
-    **dict.fromkeys(("axis", "name", "unit", "tail", "engine"), _is_text),
-    **dict.fromkeys(
-        (
-            "grain", "depth", "nbytes", "warps", "tiles", "keys", "blocks", "teams", "beside",
-            "shares",
-        ),
-        _is_count,
-    ),
-    **dict.fromkeys(("param", "lanes", "ahead", "resident"), lambda number: _is_count(number, 0)),
-    "axes": lambda values: all(map(_is_text, values)),
-    "place": lambda place: type(place) is int and place in (0, 1),
-    "parts": _are_parts,
-    "loops": _are_shares,
-    "masked": lambda value: type(value) is bool,
-    "pad": lambda value: value is None or type(value) is int,
-    "swizzle": lambda value: type(value) is int,
-    "instruction": lambda value: value in INSTRUCTIONS,
-})

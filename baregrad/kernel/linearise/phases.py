@@ -43,7 +43,8 @@ def begin_role(values: Values, node: Node) -> tuple[tuple[Node, ...], Callable[[
     scopes = values.scopes
     scopes.end_statement()
     opened = _open(values, Machine("warps", (role.first, role.warps)))
-    scopes.append(_machine("role.registers", imm=(role.registers, int(role.elect))))
+    if role.registers:
+        scopes.append(_machine("role.registers", imm=(role.registers,)))
     if role.elect:
         opened += _open(values, Machine("warps", (role.first, 1)), Machine("elect"))
 

@@ -23,7 +23,7 @@ from baregrad.testing.virtual_gpu.ptx.errors import KernelFault
 from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.kernel import kernels as k
 from tests.kernel.contractions import contraction
-from tests.kernel.gpu.test_roles import ASYNC, TMA, Sizes, by_experts, piped
+from tests.kernel.gpu.test_roles import TMA, Sizes, by_experts, by_threads, piped
 from tests.kernel.gpu_kernels import HOPPER, lowered, run_text, run_threads
 from tests.kernel.instructions.test_mma_sync import count, product
 from tests.render.gpu_harness import run_module
@@ -137,7 +137,7 @@ def test_clusters_that_cannot_be() -> None:
     spelled = piped((False, True), TMA.format(3))
     for changed, why in (
         (together(spelled, "m", 16), "a few blocks of the output"),
-        (together(spelled.replace(TMA.format(3), ASYNC.format(3)), "m"), "share boxes"),
+        (together(by_threads(spelled), "m"), "share boxes"),
         (together(piped((False, True), TMA.format(3), 3), "m"), "no whole clusters"),
         (spelled.replace("bind('a', 'grid'), bind('b', 'grid')",
                          "bind('a', 'grid'), bind('ko', 'cluster')"), "of the output"),

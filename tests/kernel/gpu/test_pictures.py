@@ -90,16 +90,17 @@ def test_boxes_that_a_warp_of_its_own_copies() -> None:
     found = lines(text((False, True), "pipeline('ko', 3, 'tma')"), 64, 64)
     assert found[0].endswith("filled by an engine with boxes of arrays")
     assert found[1] == "under way: 2 of them, 32.0 KiB a block"
-    assert found[6].startswith("roles: a warp copies once a slot is empty")
+    assert found[6].startswith("roles: one of 4 warps copies once a slot is empty, 4 others multi")
+    assert found[7] == "registers: 40 of a thread that copies, 216 of one that multiplies"
     assert "6 barriers of phases" in found[6] and "bound by: second cache" in found
 
 
 def test_boxes_that_blocks_of_a_cluster_share() -> None:
     spelled = text((False, True), "pipeline('ko', 3, 'tma')").replace("outer='a'", "outer='a', c=2")
     found = lines(f"{spelled[:-1]}, bind('c', 'cluster'))", 256, 64)
-    assert found[7] == (
+    assert found[8] == (
         "clusters of 2 blocks: 8.0 KiB of a slot are the same for all, and each copies 4.0 KiB of "
         "it for all"
     )
     # 64 rows of its own and half of the 64 columns, of 128 bytes, at 36 bytes a cycle.
-    assert f"second cache {(64 + 32) * 128 / 36:.0f}, " in found[8]
+    assert f"second cache {(64 + 32) * 128 / 36:.0f}, " in found[9]

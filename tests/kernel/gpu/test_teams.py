@@ -20,11 +20,14 @@ from tests.kernel.gpu.test_clusters import together
 from tests.kernel.gpu.test_roles import ASYNC, BRAIN, TMA, Sizes, agree, by_experts, of_tiles, piped
 from tests.kernel.gpu_kernels import HOPPER, lowered, run_text, run_threads
 from tests.kernel.instructions.test_mma_sync import product
+from tests.kernel.instructions.test_wgmma import roles_text
 from tests.kernel.test_gpu_assembles import assembled, needs_ptxas
 from tests.render.gpu_harness import run_module
 
 
 def in_teams(spelled: str) -> str:
+    warps = 2 * int(re.findall(r"products=\((\d+)", f"{spelled}products=(4")[0])
+    spelled = re.sub(r"roles\(.*?\)\)", roles_text(warps), spelled)
     return re.sub(r"persist\((\d+)\)", r"persist(\1, teams=2)", spelled)
 
 

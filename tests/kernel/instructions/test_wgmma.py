@@ -42,11 +42,18 @@ RIGHT = (
 ASYNC = "pipeline('ko', {}, 'async')"
 
 
+def roles_text(warps: int) -> str:
+    """Four warps copy for so many, and leave them what they can of their registers."""
+    return f"roles(copies=(4, 40), products=({warps}, { {4: 216, 8: 232, 16: 104}[warps]}))"
+
+
 def text(
     turned: tuple[bool, bool], pipe: str = "", groups: int = 1, tiles: int = 1, panels: int = 1
 ) -> str:
     head = HEAD.format(groups=groups, tiles=tiles, panels=panels)
-    steps = (head, LEFT[turned[0]], RIGHT[turned[1]], *([pipe] if pipe else []))
+    steps = [head, LEFT[turned[0]], RIGHT[turned[1]], *([pipe] if pipe else [])]
+    if "'tma'" in pipe:
+        steps.append(roles_text(4 * groups))
     return f"Schedule({', '.join(steps)})"
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from baregrad.base.bits import round_down
 from baregrad.dtypes import DType
 from baregrad.kernel.gpu.pipelines import FEW_SLOTS
-from baregrad.kernel.gpu.roles import COPIERS
 from baregrad.kernel.instructions.wgmma import (
     ROW_NBYTES,
     STEPS_NBYTES,
@@ -21,6 +21,7 @@ from baregrad.kernel.instructions.wgmma import (
     adds_apart,
     row_of,
 )
+from baregrad.kernel.language.schedule import Roles
 from baregrad.kernel.planning.gpu.gemm_tiles import (
     LANES,
     MOST_HELD,
@@ -32,7 +33,7 @@ from baregrad.kernel.planning.gpu.gemm_tiles import (
     operation_cycles,
     store_cycles,
 )
-from baregrad.target.gpu import GpuTarget
+from baregrad.target.gpu import LEAST_AT_LAUNCH, LEAST_BESIDE, GpuTarget
 
 MOST_SLOTS = 6
 # Bytes of what counts the phases of slots, as far as the next array.
@@ -70,6 +71,9 @@ OPERATIONS, FEW_WARPS = 0.6, 4
 LEAST_CYCLES, COLUMNS_PER_CYCLE = 16, 4
 
 
+# Warps that copy, of which one does: registers change hands among four. What each of their threads
+# keeps.
+COPIERS, COPIER_REGISTERS = 4, 40
 # Blocks that run together.
 PAIR = 2
 # What memory takes for a tile's results, of what the products take, from which on pairs of blocks
@@ -113,11 +117,26 @@ class GroupTile(NamedTuple):
         return self.tiles_m * self.columns // 2
 
 
+class Parted(NamedTuple):
+    """Blocks that a multiprocessor holds, 0 for too big; registers of those who copy and others.
+
+    The registers are 0 where those who multiply would have no more than at launch.
+    """
+
+    blocks: int
+    copies: int = 0
+    products: int = 0
+
+    def step(self, warps: int) -> Roles:
+        """What a schedule says of a block in which so many warps multiply."""
+        return Roles((COPIERS, self.copies), (warps, self.products))
+
+
 class GroupChoice(NamedTuple):
     """A tile, panels that are under way or read at once, and blocks of a multiprocessor.
 
     boxes: whether an engine copies the panels, for a warp of its own. teams: sets of a block's
-    threads, each of which has a tile.
+    threads, each of which has a tile. parted: of boxes, how warps are parted for them.
     """
 
     tile: GroupTile
@@ -126,6 +145,7 @@ class GroupChoice(NamedTuple):
     resident: int
     boxes: bool = False
     teams: int = 1
+    parted: Parted | None = None
 
     def __str__(self) -> str:
         tile, teams = self.tile, f" of {self.teams} teams" if self.teams > 1 else ""
@@ -175,8 +195,8 @@ def ranked_groups(
             times = [_cycles(target, size, tile, how) for size in sizes]
             time = expected(sizes, times)
             if time is not None:
-                resident = _resident(target, tile, how)
-                found.append(GroupChoice(tile, slots, time, resident, boxes, teams))
+                resident, roles = _resident(target, tile, how)
+                found.append(GroupChoice(tile, slots, time, resident, boxes, teams, roles))
     return sorted(found, key=lambda one: (
         *_order(one), one.tile.m * asked[0] + one.tile.n * asked[1],
     ))  # fmt: skip
@@ -233,20 +253,40 @@ class _Copied(NamedTuple):
     teams: int = 1
 
 
-def _resident(target: GpuTarget, tile: GroupTile, how: _Copied) -> int:
-    """Blocks that a multiprocessor holds at once; 0 for none."""
+def _resident(
+    target: GpuTarget, tile: GroupTile, how: _Copied
+) -> tuple[int, Parted | None]:
+    """Blocks that a multiprocessor holds at once, 0 for none; how the warps of each are parted."""
     dtype = how.dtype
     waiting = held(tile, row_of(dtype), how.words) if how.slots > 1 else 0
     if waiting > MOST_HELD:
-        return 0
+        return 0, None
     phases = (how.boxes + (how.teams > 1)) * PHASES_NBYTES
     nbytes = how.slots * ROW_NBYTES * (tile.m + tile.n) + phases
     # Sums of a panel's own are those of 64 rows at a time.
     results = tile.results + (tile.columns // 2 if adds_apart(dtype) else 0)
-    copiers = COPIERS * how.boxes
-    warps = how.teams * tile.warps + copiers
-    found = target.blocks_of_groups(warps, copiers, results + waiting, nbytes)
-    return min(found, 1) if how.teams > 1 else found
+    if not how.boxes:
+        return target.blocks_of_groups(tile.warps, results + waiting, nbytes), None
+    roles = parted(target, how.teams * tile.warps, results + waiting, nbytes)
+    return min(roles.blocks, 1) if how.teams > 1 else roles.blocks, roles
+
+
+def parted(target: GpuTarget, warps: int, kept: int, shared_bytes: int) -> Parted:
+    """How blocks are parted in which `warps` warps multiply, and others copy for them.
+
+    Copiers leave all but a few registers to the others, for each of their threads. kept: registers
+    of a thread that products take. As many blocks as have room: one stores, others multiply.
+    """
+    total = warps + COPIERS
+    for blocks in range(target.resident_blocks(total, 1, shared_bytes), 0, -1):
+        given = target.registers_at_launch(blocks * total * target.warp_lanes)
+        left = (given * total - COPIER_REGISTERS * COPIERS) // warps
+        others = round_down(min(left, max(target.register_shift, default=0)), 8)
+        enough = max(given, others) >= kept + LEAST_BESIDE
+        if enough and (blocks == 1 or given >= kept + LEAST_AT_LAUNCH):
+            changes = COPIER_REGISTERS < given < others
+            return Parted(blocks, COPIER_REGISTERS, others) if changes else Parted(blocks)
+    return Parted(0)
 
 
 def _cycles_of_panel(tile: GroupTile) -> int:
@@ -260,7 +300,7 @@ def _cycles_of_panel(tile: GroupTile) -> int:
 def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> float | None:
     """What a product takes with a tile; None where a multiprocessor does not hold the tile."""
     slots, _, dtype, boxes, teams = how
-    resident = _resident(target, tile, how)
+    resident, _ = _resident(target, tile, how)
     if not resident:
         return None
     each = -(-blocks_of(size, tile) // target.units)
