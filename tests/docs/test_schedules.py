@@ -37,7 +37,7 @@ def test_every_word_of_the_language_has_an_example() -> None:
 @pytest.mark.parametrize("title", [
     "split", "specialise", "collapse", "reorder", "bind", "vectorise", "unroll", "stage: an input",
     "stage: a factor", "stage: a sum", "swizzle and pad", "epilogue", "tensorize", "stream tiles",
-    "pipeline", "persist", "clusters", "stage output",
+    "pipeline", "roles", "persist", "clusters", "stage output",
 ])
 def test_every_primitive_has_a_picture(title: str) -> None:
     section = re.search(rf"^## {re.escape(title)}.*?(?=^## )", PAGE, re.DOTALL | re.MULTILINE)

@@ -289,8 +289,8 @@ class Roles:
 
     def __str__(self) -> str:
         roles = {"copies": self.copies, "products": self.products}
-        shown = {name: one if one[1] else one[0] for name, one in roles.items()}
-        return _spelled("roles", (), shown)
+        bare = {name: one[0] for name, one in roles.items() if type(one) is tuple and one[1:] == (0,)}
+        return _spelled("roles", (), roles | bare)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,13 @@ from tests.kernel import kernels as k
 from tests.kernel.contractions import contraction
 from tests.kernel.gpu_kernels import HOPPER, lowered, run_text, run_threads
 from tests.kernel.instructions.test_mma_sync import count, product
-from tests.kernel.instructions.test_wgmma import ASYNC, bytes_product, roles_text, text, text_of_bytes
+from tests.kernel.instructions.test_wgmma import (
+    ASYNC,
+    bytes_product,
+    roles_text,
+    text,
+    text_of_bytes,
+)
 from tests.kernel.test_gpu_assembles import assembled, needs_ptxas
 from tests.render.gpu_harness import run_module
 
