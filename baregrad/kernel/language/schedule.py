@@ -288,9 +288,10 @@ class Roles:
         return ()
 
     def __str__(self) -> str:
-        roles = {"copies": self.copies, "products": self.products}
-        bare = {name: one[0] for name, one in roles.items() if type(one) is tuple and one[1:] == (0,)}
-        return _spelled("roles", (), roles | bare)
+        both = {"copies": self.copies, "products": self.products}
+        is_bare = {name: type(one) is tuple and one[1:] == (0,) for name, one in both.items()}
+        shown = {name: one[0] if is_bare[name] else one for name, one in both.items()}
+        return _spelled("roles", (), shown)
 
 
 @dataclass(frozen=True, slots=True)

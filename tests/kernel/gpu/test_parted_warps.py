@@ -132,7 +132,7 @@ def test_roles_belong_to_boxes() -> None:
 
 def test_machines_that_part_no_warps() -> None:
     plain = Schedule((roles(copies=4, products=8),))
-    with pytest.raises(ScheduleError, match=r"found sm_80, wanted a GPU of compute capability 9\.0"):
+    with pytest.raises(ScheduleError, match=r"found sm_80, wanted a GPU of .* 9\.0"):
         lower(KERNEL, replace(HOPPER, name="sm_80", barrier_transfer_bytes=0), plain)
     fixed = replace(HOPPER, register_shift=range(0))
     with pytest.raises(ScheduleError, match=r"setmaxnreg.*; roles\(copies=4, products=8\)"):
