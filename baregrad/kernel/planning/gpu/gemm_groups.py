@@ -136,7 +136,7 @@ class GroupChoice(NamedTuple):
     """A tile, panels that are under way or read at once, and blocks of a multiprocessor.
 
     boxes: whether an engine copies the panels, for a warp of its own. teams: sets of a block's
-    threads, each of which has a tile. parted: of boxes, how warps are parted for them.
+    threads, each of which has a tile. parted: how warps are parted for boxes.
     """
 
     tile: GroupTile
@@ -145,7 +145,7 @@ class GroupChoice(NamedTuple):
     resident: int
     boxes: bool = False
     teams: int = 1
-    parted: Parted | None = None
+    parted: Parted = Parted(0)
 
     def __str__(self) -> str:
         tile, teams = self.tile, f" of {self.teams} teams" if self.teams > 1 else ""
@@ -253,20 +253,19 @@ class _Copied(NamedTuple):
     teams: int = 1
 
 
-def _resident(
-    target: GpuTarget, tile: GroupTile, how: _Copied
-) -> tuple[int, Parted | None]:
+def _resident(target: GpuTarget, tile: GroupTile, how: _Copied) -> tuple[int, Parted]:
     """Blocks that a multiprocessor holds at once, 0 for none; how the warps of each are parted."""
     dtype = how.dtype
     waiting = held(tile, row_of(dtype), how.words) if how.slots > 1 else 0
     if waiting > MOST_HELD:
-        return 0, None
+        return 0, Parted(0)
     phases = (how.boxes + (how.teams > 1)) * PHASES_NBYTES
     nbytes = how.slots * ROW_NBYTES * (tile.m + tile.n) + phases
     # Sums of a panel's own are those of 64 rows at a time.
     results = tile.results + (tile.columns // 2 if adds_apart(dtype) else 0)
     if not how.boxes:
-        return target.blocks_of_groups(tile.warps, results + waiting, nbytes), None
+        found = target.blocks_of_groups(tile.warps, results + waiting, nbytes)
+        return found, Parted(found)
     roles = parted(target, how.teams * tile.warps, results + waiting, nbytes)
     return min(roles.blocks, 1) if how.teams > 1 else roles.blocks, roles
 

@@ -298,7 +298,6 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
         assert isinstance(tile, WarpTile)
         _copies(plan, factors, orders, tile, (panel, depth), beside)
     if isinstance(choice, GroupChoice) and choice.boxes:
-        assert choice.parted is not None
         plan.steps.append(Pipeline("k_o", choice.slots, ENGINE))
         plan.steps.append(choice.parted.step(choice.teams * tile.warps))
     elif choice.slots > 1:
