@@ -15,6 +15,7 @@ from baregrad.kernel import choose_schedule
 from baregrad.kernel.planning.gpu import gemm_mma
 from baregrad.kernel.planning.gpu.gemm_groups import (
     COPIERS,
+    FREE_TILES,
     TILES,
     GroupChoice,
     GroupTile,
@@ -57,7 +58,8 @@ def test_a_block_has_what_it_was_given(sizes: dict[str, int]) -> None:
 # Tiles of a block, whether by boxes or by threads, and of which numbers.
 CHOICES = [
     (tile, boxes, numbers)
-    for tile in TILES for boxes in (False, True) for numbers in (HALF, dtypes.float8_e4m3fn)
+    for tile in (*TILES, *FREE_TILES) for boxes in (False, True)
+    for numbers in (HALF, dtypes.float8_e4m3fn) if boxes or tile in TILES
 ]  # fmt: skip
 
 
@@ -68,7 +70,8 @@ def programs(tile: GroupTile, boxes: bool, numbers: DType) -> Iterator[tuple[Gro
              for slot, side in ((1, m), (2, n))]  # fmt: skip
     total = k.reduce(Ops.ADD, alu(Ops.MUL, *reads), x)
     kernel = k.kernel(k.out(k.param(0, 512, 512), total, m, n))
-    ranked = ranked_groups(HOPPER, [Product(512, 512, 512, 1)], (True, True), numbers, boxes)
+    product = [Product(512, 512, 512, 1)]
+    ranked = ranked_groups(HOPPER, product, (True, True), numbers, boxes, free=True)
     for choice in [one for one in ranked if one.tile == tile and one.slots == 2]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(gemm_mma, "ranked_tiles", lambda *_: [])

@@ -341,10 +341,12 @@ def _groups(
     )
     found = ranked_groups(plan.target, products, words, dtype, asked=(left, right))
     if engine is not None:
-        by_boxes = ranked_groups(plan.target, products, words, dtype, True)
         # What lanes read they wait for, and another group is to multiply meanwhile.
         by_lanes = wgmma.is_read_by_lanes(dtype, not engine.left.turned)
-        uneven = _chosen(plan, factors) or wgmma.adds_apart(dtype) or by_lanes
+        chosen = bool(_chosen(plan, factors))
+        uneven = chosen or wgmma.adds_apart(dtype) or by_lanes
+        free = not (engine.right.turned or engine.right.walks or chosen or by_lanes)
+        by_boxes = ranked_groups(plan.target, products, words, dtype, True, free=free)
         if not uneven and not any(copy.walks for copy in (engine.left, engine.right)):
             by_boxes += ranked_groups(plan.target, products, words, dtype, True, teams=MOST_TEAMS)
             by_boxes.sort(key=lambda choice: choice.cycles)
@@ -563,8 +565,10 @@ def _tiles(
     if isinstance(tile, GroupTile):
         instruction, each = wgmma.INSTRUCTION, wgmma.M
         warps_m, warps_n = tile.groups_m, tile.groups_n
-        panels = (("n_p", tile.columns // wgmma.PANEL),)
-        beside_each = wgmma.PANEL // N
+        # Rows of steps need be no whole panels.
+        whole = wgmma.PANEL if tile.columns % wgmma.PANEL == 0 else tile.columns
+        panels = (("n_p", tile.columns // whole),)
+        beside_each = whole // N
     else:
         instruction, each = INSTRUCTION, M
         warps_m, warps_n = tile.warps_m, tile.warps_n

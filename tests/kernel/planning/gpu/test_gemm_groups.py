@@ -4,27 +4,35 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
+from typing import Any
 
+import numpy as np
 import pytest
 
+from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.alu import to_array
 from baregrad.kernel import choose, lower
-from baregrad.kernel.language.schedule import Persist, Pipeline, Split, Tensorize
+from baregrad.kernel.language.schedule import Persist, Pipeline, Schedule, Split, Tensorize
 from baregrad.kernel.planning.common.decisions import Decisions
+from baregrad.kernel.planning.gpu import gemm_mma
 from baregrad.kernel.planning.gpu.gemm_groups import (
     MOST_SLOTS,
     TILES,
+    GroupChoice,
     GroupTile,
     larger_first,
     ranked_groups,
 )
 from baregrad.kernel.planning.gpu.gemm_tiles import Product
 from baregrad.target import gpu_row
+from tests.kernel import kernels as k
 from tests.kernel.contractions import HALF, contraction, packed_convolution
 from tests.kernel.gpu.test_roles import by_experts
-from tests.kernel.gpu_kernels import HOPPER, check_gpu
-from tests.kernel.instructions.test_wgmma import E4M3, bytes_product
+from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text
+from tests.kernel.instructions.test_mma_sync import product
+from tests.kernel.instructions.test_wgmma import CUT_OFF, E4M3, bytes_product
 
 WORDS = (True, True)
 Sizes = tuple[int, ...]
@@ -175,6 +183,69 @@ def test_of_boxes_that_take_as_long_the_larger_tile_is_taken() -> None:
     assert sorted([*rest, first]) == sorted(ranked)
     threads = ranked_groups(HOPPER, [Product(8192, 8192, 8192, 1)], WORDS, HALF)
     assert larger_first(threads) == threads
+
+
+def columns_of(schedule: Schedule) -> int:
+    """Columns of a block's tile."""
+    (columns,) = [
+        dict(step.parts) for step in schedule.steps
+        if isinstance(step, Split) and "n_i" in dict(step.parts)
+    ]
+    return prod([size for name, size in columns.items() if name not in ("n_o", "n_g", "n_c")])
+
+
+@pytest.mark.parametrize(("size", "depth", "waves"), [
+    (1536, 8192, 1), (1792, 7168, 1), (2304, 4096, 2), (2560, 2560, 2),
+])  # fmt: skip
+def test_columns_along_the_sums_fill_the_last_wave(size: int, depth: int, waves: int) -> None:
+    """Of tiles 128 rows high and of whole panels the narrowest with as many waves has more."""
+    found = {}
+    for right in ("nx", "xn"):
+        kernel = contraction((size,), (size,), (depth,), "ax", right, "an", written=HALF)
+        found[right] = columns_of(choose(kernel, HOPPER).schedule)
+    blocks = -(-size // 128) * -(-size // found["nx"])
+    assert blocks <= waves * HOPPER.units < blocks * (1 + 1 / 8)
+    assert found["nx"] < found["xn"] and found["xn"] % 64 == 0
+
+
+@pytest.mark.parametrize(("columns", "kernel"), [
+    (144, contraction((128,), (152,), (192,), "ax", "nx", "an")),
+    (96, contraction((136,), (200,), (136,), "xa", "nx", "an")),
+    (112, contraction((127,), (125,), (136,), "ax", "nx", "na")),
+    (240, product(100, 248, 136, b_t=True, bias=True)),
+    (176, bytes_product(128, 184, 256, (dtypes.int8, dtypes.int8))),
+], ids=("row", "turned", "odd", "bias", "bytes"))  # fmt: skip
+def test_columns_along_the_sums_need_be_no_whole_panels(
+    columns: int, kernel: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_columns(monkeypatch, columns)
+    schedule = choose(kernel, HOPPER).schedule
+    (ring,) = [step for step in schedule.steps if isinstance(step, Pipeline)]
+    assert ring.engine == "tma" and columns_of(schedule) == columns
+    check_gpu(kernel, schedule.then(Persist(2)))
+
+
+def test_parts_of_sums_of_such_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unit keeps few bits of sums of 8-bit floats."""
+    force_columns(monkeypatch, 144)
+    kernel = bytes_product(128, 152, 256, (E4M3, E4M3))
+    schedule = choose(kernel, HOPPER).schedule
+    assert columns_of(schedule) == 144
+    loop, program = lowered(kernel, schedule)
+    arrays = k.arguments(kernel)
+    left, right = (to_array(arrays[slot], E4M3).astype(np.float64) for slot in (1, 2))
+    bound = CUT_OFF * (np.abs(left) @ np.abs(right).T)
+    assert (np.abs(run_text(loop, program, arrays)[0] - left @ right.T) <= bound).all()
+
+
+def force_columns(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """Have the planner know one tile by boxes alone."""
+    def alone(*given: Any, **how: Any) -> list[GroupChoice]:
+        return [one for one in ranked_groups(*given, **how)
+                if one.boxes and one.tile.n == columns and one.slots == 2]  # fmt: skip
+
+    monkeypatch.setattr(gemm_mma, "ranked_groups", alone)
+    monkeypatch.setattr(gemm_mma, "ranked_tiles", lambda *_, **__: [])
 
 
 def test_tiles_that_may_read_one_matrix_follow_each_other() -> None:
