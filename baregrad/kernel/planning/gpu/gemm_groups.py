@@ -161,9 +161,9 @@ TILES = tuple([
 ])  # fmt: skip
 # Those of boxes whose columns lie along the sums, and so need be no whole panels of shared memory:
 # of more widths there mostly is one that keeps all blocks busy to the end, with the same bits. On
-# an H200 1,536 x 1,536 sums of 8,192 took 67 us without these and 56 with them, the same work in
-# whole turns 53; 2,560 cubed 57, 50 and 46; 1,792 x 1,792 sums of 7,168 79, 66 and 62. Parts of
-# the depth, stored and added up, took 83, 91 and 100.
+# an H200 1,536 x 1,536 sums of 8,192 took 67 us without these and 56 with them, 2,560 cubed 57 and
+# 50, 1,792 x 1,792 sums of 7,168 79 and 66. Parts of the depth, stored and added up, took longer
+# than the whole.
 FREE_TILES = tuple([
     GroupTile(2, 1, 1, columns) for columns in (240, 224, 208, 176, 160, 144, 112, 96)
 ])  # fmt: skip
