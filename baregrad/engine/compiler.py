@@ -173,6 +173,8 @@ class Compiler:
             every = {kernel: written_for(kernel, self.target) for kernel in kernels}
             written = {kernel: found for kernel, found in every.items() if found is not None}
             kernels = [kernel for kernel in kernels if kernel not in written]
+        # Sums beside a product are of the tiles that they were chosen for.
+        kernels = [kernel for kernel in kernels if not kernel.arg.sums]
         if not (options.beam or options.beam_file.name) or not kernels:
             return written
         if self.tuner is None:

@@ -9,8 +9,9 @@ from baregrad.ir.core.node import Node
 from baregrad.kernel.applying.apply import apply_chunked
 from baregrad.kernel.applying.stream_tiles import stream_to_loop, streams
 from baregrad.kernel.applying.to_loop import to_loop
-from baregrad.kernel.facts.analysis import facts_of
+from baregrad.kernel.facts.analysis import facts_of, sums_of, without_sums
 from baregrad.kernel.gpu.shared_copies import check_shared
+from baregrad.kernel.gpu.side_sums import add_sums
 from baregrad.kernel.gpu.staged_outputs import stage_outputs
 from baregrad.kernel.language.schedule import Pipeline, Schedule, StageOutput
 from baregrad.kernel.loops.delayed_stores import delay_stores
@@ -90,6 +91,8 @@ class Lowering:
 
     def apply(self, kernel: Node) -> Node:
         """The KERNEL over the axes that the schedule leaves."""
+        self.sums = sums_of(kernel)
+        kernel = without_sums(kernel)
         self.facts = facts_of(kernel)
         if streams(self.schedule):
             # The tiles of a stream are axes of the loop level alone.
@@ -103,6 +106,8 @@ class Lowering:
         ordered = frozenset([out.src[0].arg.slot for out in self.facts.ordered])
         masks = self.target.kind == "cpu" and self.target.masks
         loop = to_loop(kernel, self.target.fma, ordered, masks)
+        if self.sums:
+            loop = add_sums(loop, self.sums, self.schedule)
         for step in self.schedule.steps:
             if isinstance(step, StageOutput):
                 loop = stage_outputs(loop, step)

@@ -234,7 +234,8 @@ class KernelInfo(NamedTuple):
     multiprocessor is to hold at once, which limits the registers of a thread; 0 where nobody said
     how many.
     `beside`: it may run beside another launch. `fixed`: slots of arrays of a few whole numbers that
-    no launch of its plan writes.
+    no launch of its plan writes. `sums`: how many of its last OUTs are sums of what the first one
+    stores.
     """
 
     name: str = "kernel"
@@ -250,6 +251,7 @@ class KernelInfo(NamedTuple):
     resident: int = 0
     beside: bool = False
     fixed: tuple[int, ...] = ()
+    sums: int = 0
 
     @property
     def copiers(self) -> int:

@@ -250,6 +250,32 @@ def by_id(axes: Collection[Node]) -> tuple[Node, ...]:
     return tuple(sorted(axes, key=_ID) if len(axes) > 1 else axes)
 
 
+# The last OUTs of a kernel may be sums of what its first one, a product, stores. They say in full
+# what they are; below the kernel level they are made of the product's results in registers.
+
+
+def without_sums(kernel: Node) -> Node:
+    """The KERNEL of the product alone."""
+    count = kernel.arg.sums
+    if not count:
+        return kernel
+    return kernel.replace(src=kernel.src[:-count], arg=kernel.arg._replace(sums=0))
+
+
+def with_sums(kernel: Node, sums: tuple[Node, ...]) -> Node:
+    """The KERNEL of a product with more OUTs, the sums beside it."""
+    if not sums:
+        return kernel
+    arg = kernel.arg._replace(sums=len(sums))
+    return kernel.replace(src=(*kernel.src, *sums), arg=arg)
+
+
+def sums_of(kernel: Node) -> tuple[Node, ...]:
+    """The OUTs that are sums beside a product."""
+    count = kernel.arg.sums
+    return kernel.src[-count:] if count else ()
+
+
 def facts_of(kernel: Node) -> Facts:
     """The facts of a kernel-level KERNEL."""
     found: Facts | None = kernel.memo.get(_FACTS)
@@ -491,6 +517,12 @@ def _points(axes: frozenset[Node] | tuple[Node, ...]) -> Dim:
 
 
 def _cost(kernel: Node) -> Cost:
+    if kernel.arg.sums:
+        # What they are sums of is computed once.
+        alone, arrays = cost_of(without_sums(kernel)), [out.src[0] for out in sums_of(kernel)]
+        sizes = [index.mul(index.product(one.arg.shape), itemsize(one.dtype)) for one in arrays]
+        written = index.add(alone.bytes_written, index.total(sizes))
+        return Cost(alone.flops, alone.bytes_read, written)
     flops: list[Dim] = []
     for node in toposort(kernel):
         if node.op is Ops.REDUCE:

@@ -14,7 +14,16 @@ from baregrad.ir.core.attrs import StageInfo
 from baregrad.ir.core.node import Node, extent_of, range_node, rebuild, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
-from baregrad.kernel.facts.analysis import EXPENSIVE, EXPENSIVE_OPS, by_id, in_bounds, is_read
+from baregrad.kernel.facts.analysis import (
+    EXPENSIVE,
+    EXPENSIVE_OPS,
+    by_id,
+    in_bounds,
+    is_read,
+    sums_of,
+    with_sums,
+    without_sums,
+)
 from baregrad.kernel.loops.guards import covered_by_guards, guard_crossed_reads, push_guards
 from baregrad.kernel.loops.held_rows import hold_rows
 from baregrad.kernel.loops.matrix_operands import fit_factors
@@ -41,6 +50,8 @@ def prepare(kernel: Node, target: AnyTarget | None = None) -> Node:
     On GPUs short sums over windows are written out, threads hold what several loops compute of a
     row in registers, and factors of 8-bit floats are made such that matrix units multiply.
     """
+    if kernel.arg.sums:
+        return with_sums(prepare(without_sums(kernel), target), sums_of(kernel))
     key = _MEMO
     if target is not None and target.kind == "gpu":
         key = f"{_MEMO}.{target.name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel.facts.analysis import facts_of
+from baregrad.kernel.facts.analysis import facts_of, without_sums
 from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.loops.sharing import prepare
 from baregrad.kernel.planning.common.decisions import Decisions
@@ -40,7 +40,7 @@ def choose(kernel: Node, target: AnyTarget, decisions: Decisions | None = None) 
 
     The planners of CPUs decide by the row of the machine alone.
     """
-    prepared = prepare(kernel, target)
+    prepared = prepare(without_sums(kernel), target)
     facts = facts_of(prepared)
     if target.kind == "gpu":
         stream = plan_stream(prepared, target, decisions)
