@@ -118,6 +118,7 @@ class CompiledBackend:
     def _plan(self, program: Canonical, donated: Mapping[int, int]) -> Plan:
         from baregrad.engine.plans.fixed_numbers import with_fixed
         from baregrad.engine.plans.groups import grouped
+        from baregrad.engine.plans.side_sums import with_side_sums
         from baregrad.graph import canonicalise
         from baregrad.schedule import make_plan
 
@@ -130,7 +131,7 @@ class CompiledBackend:
         plan = make_plan(sink, donate=donated, target=self.compiler.target, origins=origins)
         if self.compiler.target.kind != "gpu":
             return plan
-        plan = grouped(plan)
+        plan = grouped(with_side_sums(plan, self.compiler.target))
         return with_fixed(plan) if self.compiler.target.dependent_launch else plan
 
     def execute(

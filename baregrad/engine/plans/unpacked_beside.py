@@ -58,7 +58,7 @@ def unpacked_beside(plan: Plan, target: GpuTarget) -> Plan:
             continue
         old = buffers[place]
         nbytes = index.upper(old.nbytes)
-        offset = _room(nbytes, old.offset, _taken(steps, buffers, place, front, users[-1]))
+        offset = room(nbytes, old.offset, taken(steps, buffers, place, front, users[-1]))
         if offset + nbytes > most:
             continue
         buffers[place] = old._replace(offset=offset)
@@ -116,7 +116,7 @@ def _is_long_product(kernel: Node) -> bool:
     return False
 
 
-def _taken(
+def taken(
     steps: Sequence[Launch], buffers: Sequence[PlannedBuffer], own: int, first: int, last: int
 ) -> list[tuple[int, int]]:
     """The stretches of the temporaries' memory that hold something during some steps, in order.
@@ -131,7 +131,7 @@ def _taken(
     )
 
 
-def _room(nbytes: int, wanted: int, taken: Sequence[tuple[int, int]]) -> int:
+def room(nbytes: int, wanted: int, taken: Sequence[tuple[int, int]]) -> int:
     """Where so many bytes have room between stretches that are taken: where wanted, or first."""
     if all(end <= wanted or wanted + nbytes <= begin for begin, end in taken):
         return wanted

@@ -43,6 +43,11 @@ def drawn(buffer: PlannedBuffer) -> Any:
     return random.integers(0, most, shape).astype(buffer.dtype.numpy)
 
 
+def stored_as(buffer: PlannedBuffer) -> Any:
+    """What NumPy has the elements of a buffer as: codes, of 16-bit floats."""
+    return np.float32 if buffer.dtype.name == "float32" else np.uint16
+
+
 def run(plan: Plan) -> dict[int, Any]:
     """What every buffer of a plan holds in the end, the same random arguments each time.
 
@@ -54,10 +59,10 @@ def run(plan: Plan) -> dict[int, Any]:
         if buffer.kind == "param":
             arrays[place] = drawn(buffer)
         elif buffer.kind == "output":
-            arrays[place] = np.zeros(buffer.shape, np.uint16)
+            arrays[place] = np.zeros(buffer.shape, stored_as(buffer))
         else:
             held = arena[buffer.offset : buffer.offset + index.upper(buffer.nbytes)]
-            kind = np.float32 if buffer.dtype.name == "float32" else np.uint16
+            kind = stored_as(buffer)
             arrays[place] = held.view(kind).reshape(buffer.shape)
     for step in plan.steps:
         verify(step.kernel, "kernel")
