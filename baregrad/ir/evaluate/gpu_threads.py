@@ -109,7 +109,8 @@ def _exchange(machine: Threads, node: Node) -> None:
     partner = machine.threads ^ node.arg.immediates[0]
     if machine.threads.size % WARP or (partner // WARP != machine.threads // WARP).any():
         raise ProtocolError(f"{node!r} leaves the warp")
-    machine.values[node] = value[partner]
+    # Those of a team follow each other from its first one on.
+    machine.values[node] = value[partner - machine.threads[0]]
 
 
 # --- copies --------------------------------------------------------------------------------------

@@ -19,11 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
+from baregrad.base.bits import is_power_of_two
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Alloc, KernelInfo
-from baregrad.ir.core.axes import Var
+from baregrad.ir.core.axes import THREAD_BINDS, Var
 from baregrad.ir.core.node import Node, extent_of, make_node, range_node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
@@ -31,6 +32,7 @@ from baregrad.ir.protocol.attributes import Pipe
 from baregrad.kernel.facts.axis_table import AxisTable
 from baregrad.kernel.gpu.barriers import THREAD, sequence
 from baregrad.kernel.gpu.boxes import ENGINE
+from baregrad.kernel.gpu.staged_outputs import WARP
 
 # More than two teams would wait for the matrix unit.
 MOST_TEAMS = 2
@@ -75,7 +77,8 @@ def in_teams(statements: Sequence[Node], info: KernelInfo, ring: Node, warps: in
             found.append(make_node(one.op, one.dtype, (one.src[0], sequence(inside))))
             continue
         turns = one.op is Ops.LOOP and one.src[0].arg.id >= TURNS_ID
-        meets = one.has(Ops.BARRIER) or one.has(Ops.REDUCE) or one.has(Ops.SCAN)
+        meets = one.has(Ops.BARRIER) or one.has(Ops.SCAN)
+        meets = meets or (one.has(Ops.REDUCE) and not _folds_by_lanes(one))
         if meets or not (turns or one.op is Ops.DONE):
             raise ScheduleError(
                 "teams take the iterations of a block in turns, and meet nowhere",
@@ -99,6 +102,24 @@ def in_teams(statements: Sequence[Node], info: KernelInfo, ring: Node, warps: in
                 moved[loop] = range_node(length, OWN_ID + number, name, "loop")
         found.append(make_node(Ops.LOOP, dtypes.token, (mine, substitute(body, moved))))
     return found
+
+
+def _folds_by_lanes(statement: Node) -> bool:
+    """Whether all its folds are by neighbouring lanes of a warp, which exchange numbers."""
+    for node in toposort(statement):
+        if node.op is not Ops.REDUCE:
+            continue
+        axes = [one for one in node.src if one.op is Ops.RANGE and one.arg.is_thread]
+        for axis in axes:
+            size = index.upper(extent_of(axis))
+            if axis.arg.bind != THREAD_BINDS[0] or size > WARP or not is_power_of_two(size):
+                return False
+        monoid = node.arg.monoid
+        if monoid.primitive is None or not monoid.commutative:
+            return False
+        if axes and any(axis.arg.bind == "vector" for axis in node.ranges):
+            return False
+    return True
 
 
 def _passing(turn: Node, items: list[Node], ring: Node, passed: Node) -> Node:

@@ -19,6 +19,7 @@ from baregrad.kernel.gpu.side_sums import PART, tiles_of
 from baregrad.kernel.language.schedule import parse_schedule
 from baregrad.render import get
 from tests.kernel import kernels as k
+from tests.kernel.gpu.test_teams import in_teams
 from tests.kernel.gpu_kernels import HOPPER, lowered, run_text, run_threads
 from tests.kernel.instructions.test_wgmma import ASYNC, text
 from tests.kernel.test_gpu_assembles import assembled, needs_ptxas
@@ -58,19 +59,22 @@ def stored(found: dict[int, Any]) -> Any:
 
 
 CASES = (
-    ((64, 64, 64), "", 0, {}),
-    ((128, 128, 192), ASYNC.format(3), 0, {"tiles": 2, "panels": 2}),
-    ((256, 128, 192), TMA.format(2), 0, {"groups": 2, "panels": 2}),
-    ((320, 64, 128), TMA.format(3), 2, {}),
+    ((64, 64, 64), "", 0, {}, False),
+    ((128, 128, 192), ASYNC.format(3), 0, {"tiles": 2, "panels": 2}, False),
+    ((256, 128, 192), TMA.format(2), 0, {"groups": 2, "panels": 2}, False),
+    ((320, 64, 128), TMA.format(3), 2, {}, False),
+    ((448, 128, 128), TMA.format(3), 2, {"panels": 2}, True),
 )
 
 
-@pytest.mark.parametrize(("shape", "pipe", "blocks", "sizes"), CASES, ids=str)
+@pytest.mark.parametrize(("shape", "pipe", "blocks", "sizes", "teams"), CASES, ids=str)
 def test_sums_are_of_what_is_stored(
-    shape: tuple[int, int, int], pipe: str, blocks: int, sizes: dict[str, int]
+    shape: tuple[int, int, int], pipe: str, blocks: int, sizes: dict[str, int], teams: bool
 ) -> None:
     many = f", persist({blocks})" if blocks else ""
     spelled = f"{text((False, True), pipe, **sizes)[:-1]}{many})"
+    if teams:
+        spelled = in_teams(spelled)
     kernel = with_statistics(*shape)
     arrays = k.arguments(kernel)
     loop, program = lowered(kernel, spelled)
