@@ -521,8 +521,8 @@ def _cost(kernel: Node) -> Cost:
         # What they are sums of is computed once.
         alone, arrays = cost_of(without_sums(kernel)), [out.src[0] for out in sums_of(kernel)]
         sizes = [index.mul(index.product(one.arg.shape), itemsize(one.dtype)) for one in arrays]
-        written = index.add(alone.bytes_written, index.total(sizes))
-        return Cost(alone.flops, alone.bytes_read, written)
+        stored = index.add(alone.bytes_written, index.total(sizes))
+        return Cost(alone.flops, alone.bytes_read, stored)
     flops: list[Dim] = []
     for node in toposort(kernel):
         if node.op is Ops.REDUCE:
