@@ -28,7 +28,7 @@ MOST_WARPS = 32
 LONG_COLUMN, VERY_LONG_COLUMN = 32, 512
 # The same of so few columns that a warp has all of them: nothing else keeps a machine busy.
 FEW_LONG_COLUMN = 256
-COLUMN_THREADS, LEAST_COLUMN_THREADS = 64, 4
+COLUMN_THREADS, LEAST_COLUMN_THREADS, MOST_COLUMN_THREADS = 64, 4, 256
 LINE_BYTES, SECTOR_BYTES = 128, 32
 # Threads of a block of long columns. Neighbouring columns of a thread where there are not so many
 # times as many blocks as keep a machine busy: more threads share such a machine more evenly.
@@ -113,8 +113,25 @@ def _long_columns(
 ) -> Way:
     """So many threads for each column: any order is as good for what is exact."""
     lay = partial(_lay_long_columns, ordered=ordered, lanes=lanes, others=others)
-    first = [COLUMN_THREADS, *([16, 8, LEAST_COLUMN_THREADS, 256] if exact else [])]
+    first = [COLUMN_THREADS, *([16, 8, LEAST_COLUMN_THREADS, MOST_COLUMN_THREADS] if exact else [])]
+    places = any(each.node.arg.monoid.arity != 1 for each in plan.facts.reductions)
+    if exact and places and _are_few(plan, ordered, others):
+        # A thread reads on when it has compared what it read: more of them wait at once.
+        first = [MOST_COLUMN_THREADS, *first[:-1]]
     return plan.best("columns", {f"{down} threads": partial(lay, most=down) for down in first})
+
+
+def _size(plan: GpuPlan, ordered: Sequence[Node]) -> int:
+    """Bytes of an element of what is read along columns, at least."""
+    sizes = [itemsize(access.array.dtype) for access in plan.facts.accesses
+             if not access.write and access.axes.issuperset(ordered)]  # fmt: skip
+    return min(sizes, default=4)
+
+
+def _are_few(plan: GpuPlan, ordered: Sequence[Node], others: int) -> bool:
+    """Whether a machine is not busy with a thread for each sector of the rows of columns."""
+    nbytes = others * iterations(ordered) * _size(plan, ordered)
+    return nbytes < SECTOR_BYTES * plan.target.busy_blocks
 
 
 def _column_lanes(plan: GpuPlan, lanes: int, points: int, width: int, least: int) -> int:
@@ -159,11 +176,9 @@ def _lay_long_columns(
 
     others: how many such rows of columns there are. most: threads of a column.
     """
-    sizes = [itemsize(access.array.dtype) for access in plan.facts.accesses
-             if not access.write and access.axes.issuperset(ordered)]  # fmt: skip
-    size, width = min(sizes, default=4), iterations(ordered)
+    size, width = _size(plan, ordered), iterations(ordered)
     wanted = lanes
-    if others * width * size < SECTOR_BYTES * plan.target.busy_blocks:
+    if _are_few(plan, ordered, others):
         # Few columns are for many threads, with an element or two of each row.
         wanted = min(lanes, max(SECTOR_BYTES * most // (COLUMN_BLOCK * size), 1))
     lanes = plan.pick("lanes", powers_from(wanted, 1, lanes))
