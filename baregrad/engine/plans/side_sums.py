@@ -15,7 +15,7 @@ from math import prod
 
 from baregrad.base.bits import round_up
 from baregrad.dtypes import dtypes
-from baregrad.engine.plans.unpacked_beside import ALIGNMENT, room, taken
+from baregrad.engine.plans.unpacked_beside import ALIGNMENT, MOST_MORE, room, taken
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Out, Param, Reduce
 from baregrad.ir.core.index import Dim
@@ -33,15 +33,15 @@ from baregrad.ir.core.node import (
 from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
 from baregrad.ir.core.substitution import substitute
 from baregrad.kernel import choose_schedule, facts_of
-from baregrad.kernel.facts.analysis import with_sums
+from baregrad.kernel.facts.analysis import iterations, with_sums
 from baregrad.kernel.facts.axis_table import fresh_axes
 from baregrad.kernel.gpu.side_sums import PART, TileSide, fills, tiles_of
 from baregrad.schedule.partition import kernel_of
 from baregrad.schedule.plan import Launch, Plan, PlannedBuffer
 from baregrad.target.gpu import GpuTarget
 
-# Bytes of results that no cache holds; bytes of temporaries more, at most.
-LEAST_NBYTES, MOST_MORE = 1 << 25, 1 << 28
+# Bytes of results that no cache holds.
+LEAST_NBYTES = 1 << 25
 _HALVES = (dtypes.bfloat16, dtypes.float16)
 _F32 = dtypes.float32
 _OTHERS = mask_of((Ops.SCAN, Ops.FOLD, Ops.STAGE, Ops.PROJ, Ops.GUARD))
@@ -106,12 +106,12 @@ def _product_of(
         return None
     if read.nbytes < LEAST_NBYTES or read.kind not in ("temp", "output"):
         return None
-    writers = [n for n in range(at) if _writes(steps[n], place)]
-    if not writers:
+    writer = next((n for n in reversed(range(at)) if _writes(steps[n], place)), None)
+    if writer is None:
         return None
-    front = steps[writers[-1]]
+    front = steps[writer]
     is_alone = front.writes == (0,) and len(front.kernel.src) == 1 and front.part is None
-    return writers[-1] if is_alone and not front.kernel.arg.sums else None
+    return writer if is_alone and not front.kernel.arg.sums else None
 
 
 def _writes(step: Launch, place: int) -> bool:
@@ -130,7 +130,7 @@ class _Matrix:
     @property
     def shape(self) -> tuple[int, int]:
         """That of sums of parts of its columns: neighbouring rows are neighbours."""
-        return _points(self.columns) // PART, _points(self.rows)
+        return iterations(self.columns) // PART, iterations(self.rows)
 
     def value(self, row: Dim, column: Dim) -> Node:
         """The element of a row and a column."""
@@ -142,10 +142,6 @@ class _Matrix:
         return substitute(self.out.src[1], at)
 
 
-def _points(axes: Sequence[Node]) -> int:
-    return prod([index.upper(extent_of(axis)) for axis in axes])
-
-
 def _matrix_of(kernel: Node, target: GpuTarget) -> _Matrix | None:
     """A kernel as a product that can sum parts of its columns, if it is one."""
     (out,) = kernel.src
@@ -154,7 +150,7 @@ def _matrix_of(kernel: Node, target: GpuTarget) -> _Matrix | None:
         return None
     if any(place.op is not Ops.RANGE for place in places) or len({*places}) != len(places):
         return None
-    if _points(places) != prod(out.src[0].shape):
+    if iterations(places) != prod(out.src[0].shape):
         return None
     tiles = tiles_of(choose_schedule(kernel, target))
     if tiles is None:
@@ -167,7 +163,7 @@ def _matrix_of(kernel: Node, target: GpuTarget) -> _Matrix | None:
     rows, columns = axes_of(tiles.rows), axes_of(tiles.columns)
     if {*rows, *columns} != {*places} or len(rows) + len(columns) != len(places):
         return None
-    if not fills(tiles.rows, _points(rows)) or not fills(tiles.columns, _points(columns)):
+    if not fills(tiles.rows, iterations(rows)) or not fills(tiles.columns, iterations(columns)):
         return None
     arrays = len({node.arg.slot for node in toposort(kernel) if node.op is Ops.PARAM})
     return _Matrix(out, rows, columns, arrays)
