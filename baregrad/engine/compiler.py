@@ -300,8 +300,12 @@ class Compiler:
     def _by_single_warps(
         self, kernel: Node, schedule: Schedule | None, error: ChangedPipeline
     ) -> Program:
-        """The program of a kernel whose first choice of a schedule an assembler would change."""
-        if schedule is not None or self.target.kind != "gpu":
+        """The program of a kernel whose first choice of a schedule an assembler would change.
+
+        Raises that error again where somebody asked for the schedule, and of a product that makes
+        sums of its results as well, which single warps do not.
+        """
+        if schedule is not None or self.target.kind != "gpu" or kernel.arg.sums:
             raise error
         simpler = self._kernel_level[1](kernel, _of_single_warps(self.target))
         draft = replace(self._draft(kernel, simpler), refused=f"{error.message}: {error.found}")

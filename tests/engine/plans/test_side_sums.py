@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from baregrad import Tensor, nn
+from baregrad.base.errors import ChangedPipeline
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.engine.plans import side_sums as module
@@ -18,6 +19,7 @@ from baregrad.ir.evaluate.alu import to_array
 from baregrad.schedule import make_plan
 from baregrad.schedule.plan import Plan
 from baregrad.target import gpu_row
+from baregrad.testing import ptx_device
 from tests.engine.plans.test_unpacked_beside import run
 from tests.graph.streams.test_passes import graph_of
 from tests.kernel.gpu_kernels import HOPPER
@@ -113,3 +115,40 @@ def test_other_plans_stay_as_they_are(make: Any) -> None:
 def test_other_machines_have_no_such_sums() -> None:
     whole = rows(2048, 1024, 128)
     assert with_side_sums(whole, gpu_row("sm_80")) is whole
+
+
+class Refusing(ptx_device.TextAssembler):
+    """An assembler that would make the products of groups of warps wait for each other."""
+
+    def assemble(self, text: str) -> bytes:
+        if "wgmma" in text:
+            raise ChangedPipeline("ptxas changed the pipeline of one", found="(C7510)")
+        return super().assemble(text)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("refuses", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_program_has_its_sums_whatever_the_assembler_makes_of_the_product(
+    refuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if refuses:
+        monkeypatch.setattr(ptx_device, "TextAssembler", Refusing)
+    random = np.random.default_rng(3)
+    with ptx_device.ptx_session() as session:
+        left, right = (
+            Tensor(random.standard_normal(shape).astype(np.float32)).cast(BRAIN).realize()
+            for shape in ((2048, 64), (64, 1024))
+        )
+        y = left @ right
+        sums = y.float().square().sum(1)
+        plans: list[Plan] = []
+        with session.watching.observing(
+            lambda one: plans.extend(part.executable.plan for part in one.programs)
+        ):
+            y.realize(sums)
+        (plan,) = plans
+        assert [step.kernel.arg.sums for step in plan.steps] == [0 if refuses else 1, 0]
+        wide = y.float().numpy().astype(np.float64)
+        exact = left.float().numpy().astype(np.float64) @ right.float().numpy().astype(np.float64)
+        np.testing.assert_allclose(wide, exact, rtol=2.0**-8, atol=1e-4)
+        np.testing.assert_allclose(sums.numpy(), np.square(wide).sum(1), rtol=1e-5)
