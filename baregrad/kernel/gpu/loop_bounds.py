@@ -8,6 +8,8 @@ the last of them does.
 
 from __future__ import annotations
 
+from functools import reduce
+
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.bounds import bounds
@@ -51,26 +53,31 @@ def _visit(node: Node) -> Node | None:
     short = range_node(last, axis.arg.id, axis.arg.axis)
     always = {axis: short}
     if len(ends) == 1:
-        always[ends[0][1]] = const(True, dtypes.bool)
+        always |= dict.fromkeys(ends[0][1], const(True, dtypes.bool))
     return make_node(Ops.LOOP, node.dtype, (short, substitute(body, always)))
 
 
-def _end_of(body: Node, axis: Node, written: frozenset[Node]) -> tuple[Dim, Node] | None:
-    """The step from which on a statement does nothing more, and the condition that says so.
+def _end_of(
+    body: Node, axis: Node, written: frozenset[Node]
+) -> tuple[Dim, tuple[Node, ...]] | None:
+    """The step from which on a statement does nothing more, and the conditions that say so.
 
-    written: the arrays that the loop writes.
+    The first of them that is false ends it. written: the arrays that the loop writes.
     """
     levels, array = _conditions(body)
     if array is None:
         return None
     outer: list[Node] = []
+    ends: dict[Node, Dim] = {}
     for level in levels:
         for part in level:
             limit = _limit(part, axis, written | {array})
-            if limit is not None and (not outer or _stay_false(outer, axis)):
-                return _guarded(limit, outer, axis), part
+            # What has such a limit stays false as well.
+            others = [one for one in outer if one not in ends]
+            if limit is not None and _stay_false(others, axis):
+                ends[part] = _guarded(limit, outer, axis)
         outer += level
-    return None
+    return (reduce(index.minimum, ends.values()), tuple(ends)) if ends else None
 
 
 def _conditions(body: Node) -> tuple[list[list[Node]], Node | None]:

@@ -10,6 +10,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Alloc, KernelInfo, Param
 from baregrad.ir.core.node import Node, alu, const, extent_of, range_node, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.ir.core.substitution import substitute
 from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.kernel.gpu.loop_bounds import bound_loops
 
@@ -89,6 +90,25 @@ def test_a_condition_on_data_is_the_bound(body: Node, wanted: list[int]) -> None
     assert extents(made) == [False, True]
     np.testing.assert_array_equal(results(root), wanted)
     np.testing.assert_array_equal(results(made), wanted)
+
+
+@pytest.mark.parametrize("is_first", (True, False))
+def test_the_first_condition_that_is_false_is_the_bound(is_first: bool) -> None:
+    """Not the outermost: past the least of them all turns would do nothing."""
+    other = index.less(STEP, Node(Ops.CAST, INDEX, (load(LENGTHS, const(1, INDEX)),)))
+    around, inside = (HOLDS, other) if is_first else (other, HOLDS)
+    root = kernel(under(around, added(Node(Ops.GUARD, F32, (inside, TERM)))))
+    made = bound_loops(root)
+    for one in (root, made):
+        np.testing.assert_array_equal(results(one), [0, 6, 6, 6, 0])
+    (loop,) = [n for n in toposort(made) if n.op is Ops.LOOP and n.src[0].arg.id == 1]
+    extent = extent_of(loop.src[0])
+    assert isinstance(extent, Node)
+    # Both lengths are asked for before the loop, and none in it.
+    assert sum(node.op is Ops.LOAD for node in toposort(extent)) == 2
+    read = {node.src[0] for node in toposort(substitute(loop.src[1], {loop.src[0]: STEP}))
+            if node.op is Ops.LOAD}  # fmt: skip
+    assert read == {VALUES, ACC}
 
 
 @pytest.mark.parametrize(
