@@ -196,14 +196,19 @@ def _lay_long_columns(
     down = plan.pick("threads of a column", options)
     steps = plan.pick("steps", powers_from(TOGETHER, 1, MOST_STEPS))
     plan.because("{} columns in each block, {} threads each", threads * lanes, down)
-    across = [("thread", threads)]
-    plan.parts(ordered, [*across, ("vector", lanes)] if lanes > 1 else across, "grid")
+    across = [("thread", threads)] if threads > 1 else []
+    beside = ("vector" if across else "unroll", lanes)
+    plan.parts(ordered, [*across, beside] if lanes > 1 else across, "grid")
+    # Where no columns lie beside each other, the lanes of a warp fold by exchanges.
+    along = [("thread_y", down)]
+    if not across:
+        along = [("thread_y", down // plan.warp), ("thread", plan.warp)]
     for reduction in plan.facts.reductions:
         own = _moving(reduction)
         if own and plan.taken.isdisjoint(own):
             plan.taken.update(own)
             units = [("unroll", steps)] if has_several(reduction) else []
-            plan.parts(as_one(plan, own), [*units, ("thread_y", down)])
+            plan.parts(as_one(plan, own), [*units, *along])
 
 
 def _whole_rows(plan: GpuPlan, ordered: Sequence[Node], length: int) -> Way | None:

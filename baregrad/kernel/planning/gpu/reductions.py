@@ -38,7 +38,7 @@ from baregrad.kernel.planning.gpu.columns import (
     in_order,
     plan_columns,
 )
-from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
+from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan, Way
 
 # Results of each sum are many, if they are more than so many times its steps.
 MUCH_BESIDE = 4
@@ -87,6 +87,9 @@ def plan_reductions(plan: GpuPlan) -> None:
     points = iterations(rows)
     is_little = iterations(columns) > MUCH_BESIDE * length
     across = points > 1 and not is_little and lies_across(facts, rows)
+    if not nested and not columns and _is_of_all_pairs(plan, rows):
+        _plan_all_pairs(plan, by_id(rows), length)
+        return
     if not nested and across and not (columns and _is_narrow(plan, rows, length)):
         plan.because("{} results, sums of {}: neighbours in threads read best", points, length)
         plan_columns(plan, by_id(rows), columns, length)
@@ -118,6 +121,35 @@ def _is_narrow(plan: GpuPlan, rows: frozenset[Node], length: int) -> bool:
     sizes = [itemsize(each.array.dtype) for each in plan.facts.accesses if not each.write]
     nbytes = iterations(near) * min(sizes, default=SECTOR_BYTES)
     return nbytes < SECTOR_BYTES and length >= FEW_LONG_COLUMN
+
+
+def _is_of_all_pairs(plan: GpuPlan, rows: frozenset[Node]) -> bool:
+    """Whether results that are neighbours read the same along exact sums, each beside its own.
+
+    Threads along these read once for a warp what is summed, and meet nowhere.
+    """
+    own = {axis for each in plan.facts.reductions for axis in each.own}
+    reads = [each for each in plan.facts.accesses if not each.write]
+    near = {axis for each in reads for axis in rows if each.stride(axis) == 1}
+    along = [each for each in reads if not each.axes.isdisjoint(own)]
+    exact = all(each.node.arg.monoid.is_exact for each in plan.facts.reductions)
+    return exact and bool(along and near) and all(each.axes.isdisjoint(near) for each in along)
+
+
+def _plan_all_pairs(plan: GpuPlan, rows: Sequence[Node], length: int) -> None:
+    """Neighbouring results for the threads of a warp: a thread for each sum, or some."""
+
+    def alone(trial: GpuPlan) -> None:
+        trial.spread(rows, BLOCK)
+        for reduction in trial.facts.reductions:
+            _across(trial, reduction, frozenset(), [])
+
+    ways: dict[str, Way] = {
+        "a thread for each": alone,
+        "columns": lambda trial: plan_columns(trial, rows, (), length),
+    }
+    plan.because("{} sums of {} pairs each", iterations(rows), length)
+    plan.best("sums of pairs", ways)(plan)
 
 
 def _rows(plan: GpuPlan, data: frozenset[Node]) -> frozenset[Node]:
