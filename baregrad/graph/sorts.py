@@ -1,17 +1,21 @@
 """Sorting: what SORT becomes, on a CPU a network, on a GPU runs that are merged, or digits.
 
 A network's exchanges are vectors' work, but each of its log(n)**2 / 2 stages passes over memory. A
-GPU has threads enough to let every place find its element by itself: in a short run each element
-counts those below it, and is written there; of two sorted runs each place finds by halving how many
-of either are before it. Keys whose places rise already are sorted by their digits where these are
-few, or the runs many.
+GPU has threads enough to let every element find its place by itself: in a short run each counts
+those below it, and of several sorted runs it finds by halving how many of each are before it. So
+many runs are merged at a time as let few kernels do; the words of rows are read many times, but lie
+in the first caches. Keys whose places rise already are sorted by their digits where these are few,
+or the rows long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from math import prod
 
+from baregrad.base.bits import round_up
 from baregrad.dtypes import DType, dtypes
 from baregrad.graph.affine_index import affine_index_of
 from baregrad.graph.radix import digits_of, sorted_by_digits, steps_of_pass
@@ -23,20 +27,22 @@ from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import Ops
 
 Words = tuple[Node, ...]
-# Comparisons of all pairs that take no longer than merging.
-MOST_PAIRS = 1 << 26
 # Comparisons of so few that words are made anew for each, rather than by a kernel of their own.
 FEW_PAIRS = 1 << 20
-# Elements of a run that are compared with each other.
-RUN = 16
-# Places from one that searches all of a run to the next.
-STRIDE = 32
+# Lengths of runs whose elements are compared with each other, and how many runs are merged at once.
+# Such runs are of whole wide accesses.
+RUNS = (64, 96, 128, 192, 256, 384, 512)
+WIDE = 16
+MOST_WAYS = 64
+MOST_LEVELS = 6
 # Elements that one kernel looks up, at most.
-READS = 20
+READS = 40
 # Elements that are merged, or put in the order of a digit, while a kernel begins; and the kernels
-# of a level of merging.
+# of a sort beside those that merge: one makes words, the next counts.
 LAUNCH = 1 << 17
 MERGE_LAUNCHES = 2
+# Comparisons of all pairs, and steps of a search, that take as long as an element is moved.
+PAIRS_OF_A_MOVE, STEPS_OF_A_MOVE = 64, 20
 
 
 def is_less(words: Words, others: Words) -> Node:
@@ -112,23 +118,108 @@ def _exchange(words: Words, distance: int, is_mirrored: bool) -> Words:
 
 
 def sorted_by_places(words: Words) -> Words:
-    """Arrays sorted along the last axis: short runs by counting, then merged two by two."""
-    *front, extent = words[0].shape
-    rows = prod(front)
-    pairs = rows * extent * extent
-    if pairs > FEW_PAIRS:
+    """Arrays sorted along the last axis: short runs by counting, then merged several at a time."""
+    shape = words[0].shape
+    merging = _merging(shape, len(words))
+    words = _placed(_made_ready(words, merging), merging.run)
+    run = merging.run
+    for ways in merging.ways:
+        words = _merged(words, words, partial(_taken, words), run, ways)
+        run *= ways
+    return tuple(_whole(word, shape, run) for word in words)
+
+
+def _order_of(keys: Node) -> Node:
+    """Where along the last axis what is sorted was, equal keys in their order; int32 or int64.
+
+    Places alone are written, so that a level of merging is one kernel; keys are read where they
+    were.
+    """
+    shape = keys.shape
+    merging = _merging(shape, 2)
+    (keys,) = _made_ready((keys,), merging, are_alike=True)
+    rows, total = prod(shape[:-1]), merging.total
+    number = counting((rows * total,), 0, _counts(rows * total))
+    *_, order = _placed((keys, reshape(number, keys.shape)), merging.run)
+    keys, run = _flat(keys), merging.run
+    for ways in merging.ways:
+        read = partial(_taken_by, keys, order)
+        (order,) = _merged((order,), (*_taken((keys,), order), order), read, run, ways)
+        run *= ways
+    order = reshape(order, (rows, total))
+    begin = alu(Ops.MUL, counting(order.shape, 0, order.dtype), _number(total, order))
+    return _whole(alu(Ops.SUB, order, begin), shape, total)
+
+
+def _made_ready(words: Words, merging: _Merging, are_alike: bool = False) -> Words:
+    """Words of whole runs, in memory unless there are few; what fills runs is alike, or rises."""
+    elements = prod(words[0].shape)
+    words = _padded(words, merging.total, are_alike)
+    if merging.ways or elements * merging.run > FEW_PAIRS:
         words = tuple(stored(word) for word in words)
-    if extent <= RUN or pairs <= MOST_PAIRS:
-        flat = _placed(words, extent)
-        return tuple(reshape(word, (*front, extent)) for word in flat)
-    total = RUN << (-(-extent // RUN) - 1).bit_length()
-    words = _placed(_padded(words, total), RUN)
-    run = RUN
-    while run < total:
-        words = _merged(words, run)
-        run *= 2
-    whole = [reshape(word, (*front, total)) for word in words]
-    return tuple(cut(word, len(front), 0, extent) for word in whole)
+    return words
+
+
+def _whole(word: Node, shape: tuple[int, ...], total: int) -> Node:
+    """An array of rows of `total` each, without what fills them."""
+    *front, extent = shape
+    return cut(reshape(word, (*front, total)), len(front), 0, extent)
+
+
+@dataclass(frozen=True, slots=True)
+class _Merging:
+    """How long the runs are that counting sorts, and how many are merged at a time, by levels.
+
+    cost: what that takes, in elements that are moved.
+    """
+
+    cost: int
+    run: int
+    ways: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """The length of a whole row, and of what fills its last runs."""
+        return self.run * prod(self.ways)
+
+
+def _merging(shape: tuple[int, ...], words: int) -> _Merging:
+    """The soonest way to sort rows, (..., extent), by merging; words: those of an element."""
+    *front, extent = shape
+    rows = prod(front)
+    found = [_merging_by(rows, words, extent, ())]
+    for run in RUNS:
+        left = -(-extent // run)
+        for levels in range(1, MOST_LEVELS + 1):
+            ways = _ways(left, levels)
+            if 1 < ways[0] <= MOST_WAYS:
+                whole = round_up(-(-extent // prod(ways)), WIDE)
+                found.append(_merging_by(rows, words, whole, ways))
+    return min(found, key=lambda one: (one.cost, one.run))
+
+
+def _ways(count: int, levels: int) -> tuple[int, ...]:
+    """How many runs are merged at each level, about as many at all, so that one is left."""
+    found = []
+    for level in range(levels, 0, -1):
+        ways = int(count ** (1 / level))
+        while ways**level < count:
+            ways += 1
+        found.append(ways)
+        count = -(-count // ways)
+    return tuple(found)
+
+
+def _merging_by(rows: int, words: int, run: int, ways: tuple[int, ...]) -> _Merging:
+    steps, length = 0, run
+    for count in ways:
+        steps += count * length.bit_length()
+        length *= count
+    # What each element takes, in parts of a move.
+    parts = run * STEPS_OF_A_MOVE + steps * PAIRS_OF_A_MOVE
+    moved = rows * length * parts // (PAIRS_OF_A_MOVE * STEPS_OF_A_MOVE) + rows * length * len(ways)
+    cost = LAUNCH * (MERGE_LAUNCHES + len(ways)) + words * moved
+    return _Merging(cost, run, ways)
 
 
 def is_worth_digits(shape: tuple[int, ...], limit: int, words: int) -> bool:
@@ -136,12 +227,12 @@ def is_worth_digits(shape: tuple[int, ...], limit: int, words: int) -> bool:
 
     words: how many of them a comparison reads.
     """
-    return _by_digits(shape, limit) < _by_merging(shape, words)
+    return _by_digits(shape, limit) < _merging(shape, words).cost
 
 
 def cost_of_sorting(shape: tuple[int, ...], limit: int, words: int) -> int:
     """What a sort takes, in elements that are moved; arguments as of `is_worth_digits`."""
-    return min(_by_digits(shape, limit), _by_merging(shape, words))
+    return min(_by_digits(shape, limit), _merging(shape, words).cost)
 
 
 def _by_digits(shape: tuple[int, ...], limit: int) -> int:
@@ -149,16 +240,8 @@ def _by_digits(shape: tuple[int, ...], limit: int) -> int:
     return len(digits_of(limit)) * steps_of_pass(prod(front), extent, LAUNCH)
 
 
-def _by_merging(shape: tuple[int, ...], words: int) -> int:
-    *front, extent = shape
-    if extent <= RUN or prod(front) * extent * extent <= MOST_PAIRS:
-        return MERGE_LAUNCHES * LAUNCH
-    levels = (-(-extent // RUN) - 1).bit_length()
-    return levels * words * (MERGE_LAUNCHES * LAUNCH + prod(shape))
-
-
-def _padded(words: Words, total: int) -> Words:
-    """Arrays with elements at the end that come after all others, no two of them alike."""
+def _padded(words: Words, total: int, are_alike: bool) -> Words:
+    """Arrays with elements at the end that come after all others; the last ones' rise or not."""
     *front, extent = words[0].shape
     if total == extent:
         return words
@@ -169,10 +252,10 @@ def _padded(words: Words, total: int) -> Words:
     made = []
     for word in words:
         last = full(_greatest(word.dtype), shape)
-        if word is words[-1]:
+        if word is words[-1] and not are_alike:
             first = const(int(word.dtype.max) - total + 1, word.dtype)
             last = alu(Ops.ADD, cast(places, word.dtype), full(first, shape))
-        made.append(stored(alu(Ops.WHERE, inside, pad(word, axis, Pad(0, total - extent)), last)))
+        made.append(alu(Ops.WHERE, inside, pad(word, axis, Pad(0, total - extent)), last))
     return tuple(made)
 
 
@@ -194,11 +277,7 @@ def _placed(words: Words, run: int) -> Words:
     others = tuple(expand(reshape(word, (size // run, 1, run)), shape) for word in words)
     below = cast(is_less(others, own), dtype)
     rank = Node(Ops.REDUCE, dtype, (below,), Reduce(primitive(Ops.ADD, dtype), (2,)))
-    begin = counting(rank.shape, 0, dtype)
-    begin = alu(Ops.MUL, begin, full(const(run, dtype), rank.shape))
-    # The sums are stored: a kernel of its own writes along them.
-    place = _flat(alu(Ops.ADD, begin, stored(rank)))
-    return _written(tuple(_flat(word) for word in words), place)
+    return _written(tuple(_flat(word) for word in words), _after_begin(rank))
 
 
 def _written(words: Words, place: Node) -> Words:
@@ -210,68 +289,32 @@ def _written(words: Words, place: Node) -> Words:
     return tuple(made)
 
 
-def _merged(words: Words, run: int) -> Words:
-    """Arrays of one axis of sorted runs, with each two of them as one.
+def _merged(
+    written: Words, words: Words, read: Callable[[Node], Words], run: int, ways: int
+) -> Words:
+    """Arrays of one axis, sorted runs of some words, with every `ways` of them as one.
 
-    Each element of the result finds how many of those before it are of the first run. Every
-    `STRIDE`-th searches all of it, those in between from there on, where few are left. Source:
-    Green, McColl and Bader, "GPU merge path", ICS 2012.
+    Each element finds by halving how many of each run come before it: in its own as many as stand
+    there before it, as no two are alike. read: the words at some places.
     """
     size = words[0].shape[0]
-    own = counting((size,), 0, _counts(size))
-    start: Node | None = None
-    if run > 2 * STRIDE:
-        shape = (size // STRIDE, STRIDE)
-        few = cut(reshape(own, shape), 1, 0, 1)
-        start = stored(_split(words, run, reshape(few, shape[:1]), None))
-        start = reshape(expand(reshape(start, (shape[0], 1)), shape), (size,))
-    split = _split(words, run, own, start)
-    begin, inside = _places(own, 2 * run)
-    other = alu(Ops.SUB, inside, split)
-    left, right = _met(words, begin, run, split, other)
-    first = alu(Ops.OR, _at_least(other, run), is_less(left, right))
-    first = alu(Ops.AND, first, alu(Ops.CMPLT, split, _number(run, split)))
-    return tuple(
-        stored(alu(Ops.WHERE, first, one, two)) for one, two in zip(left, right, strict=True)
+    dtype = _counts(size)
+    shape = (size // (ways * run), ways * run, ways)
+    wanted = tuple(expand(reshape(word, (*shape[:2], 1)), shape) for word in words)
+    begin, own = (
+        alu(Ops.MUL, counting(shape, axis, dtype), full(const(length, dtype), shape))
+        for axis, length in ((0, ways * run), (2, run))
     )
+    first = alu(Ops.ADD, begin, own)
+    before = alu(Ops.SUB, _bound(read, wanted, first, run), first)
+    rank = Node(Ops.REDUCE, dtype, (before,), Reduce(primitive(Ops.ADD, dtype), (2,)))
+    return _written(written, _after_begin(rank))
 
 
-def _split(words: Words, run: int, own: Node, start: Node | None) -> Node:
-    """How many of the first run of two are before each of some places of both together.
-
-    start: how many there are `STRIDE` places before, at most.
-    """
-    begin, inside = _places(own, 2 * run)
-
-    def is_before(place: Node) -> Node:
-        """Whether element `place` of the first run is before: what it meets comes after it."""
-        met = alu(Ops.SUB, alu(Ops.SUB, inside, place), _number(1, place))
-        holds = alu(Ops.OR, _at_least(met, run), is_less(*_met(words, begin, run, place, met)))
-        exists = alu(Ops.CMPLT, place, _number(run, place))
-        return alu(Ops.AND, holds, alu(Ops.AND, exists, _at_least(met, 0)))
-
-    steps = READS // (2 * len(words))
-    if start is None:
-        return _halved(_number(0, own), run, is_before, steps)
-    return _halved(start, STRIDE, is_before, steps)
-
-
-def _met(
-    words: Words, begin: Node, run: int, first: Node, second: Node
-) -> tuple[Words, Words]:
-    """Elements of both of two runs; of places outside of theirs, some of either run."""
-    mask = _number(2 * run - 1, begin)
-    second = alu(Ops.ADD, second, _number(run, second))
-    places = (alu(Ops.ADD, begin, alu(Ops.AND, place, mask)) for place in (first, second))
-    left, right = (_taken(words, place) for place in places)
-    return left, right
-
-
-def _places(own: Node, run: int) -> tuple[Node, Node]:
-    """Where the run of each place begins, and how far behind that it lies; run: a power of two."""
-    inside = alu(Ops.AND, own, _number(run - 1, own))
-    number = alu(Ops.SHR, own, _number(run.bit_length() - 1, own))
-    return alu(Ops.MUL, number, _number(run, own)), inside
+def _after_begin(rank: Node) -> Node:
+    """Places in an array of one axis of what has some rank in its row, (rows, run)."""
+    begin = alu(Ops.MUL, counting(rank.shape, 0, rank.dtype), _number(rank.shape[1], rank))
+    return _flat(alu(Ops.ADD, begin, rank))
 
 
 def _taken(words: Words, place: Node) -> Words:
@@ -279,12 +322,14 @@ def _taken(words: Words, place: Node) -> Words:
     return tuple(Node(Ops.GATHER, word.dtype, (word, place)) for word in words)
 
 
+def _taken_by(keys: Node, order: Node, place: Node) -> Words:
+    """Keys of one axis that are so many in some order, and where they are."""
+    (number,) = _taken((order,), place)
+    return (*_taken((keys,), number), number)
+
+
 def _number(value: int, like: Node) -> Node:
     return full(const(value, like.dtype), like.shape)
-
-
-def _at_least(place: Node, limit: int) -> Node:
-    return alu(Ops.CMPLE, _number(limit, place), place)
 
 
 def _halved(begin: Node, count: int, holds: Callable[[Node], Node], steps: int) -> Node:
@@ -310,8 +355,13 @@ def lower_bound(words: Words, wanted: Words, begin: Node, run: int) -> Node:
 
     words: of one axis. begin: where each one's run begins. run: its length.
     """
-    steps = READS // len(words)
-    return _halved(begin, run, lambda place: is_less(_taken(words, place), wanted), steps)
+    return _bound(partial(_taken, words), wanted, begin, run)
+
+
+def _bound(read: Callable[[Node], Words], wanted: Words, begin: Node, run: int) -> Node:
+    """`lower_bound` among words that `read` knows."""
+    steps = READS // len(wanted)
+    return _halved(begin, run, lambda place: is_less(read(place), wanted), steps)
 
 
 # --- passes -------------------------------------------------------------------------------------
@@ -341,7 +391,7 @@ def _by_long_keys(keys: Node, places: Node) -> Node:
     """Places in the order of keys of 64 bits: by their lower halves first, then by the others."""
     shape, half = keys.shape, dtypes.uint64.bits // 2
     if not is_worth_digits(shape, 1 << 2 * half, 2):
-        return sorted_by_places((keys, places))[-1]
+        return cast(_order_of(keys), places.dtype)
     if keys.dtype.kind == "int":
         keys = alu(Ops.XOR, keys, full(const(int(keys.dtype.min), keys.dtype), shape))
     keys = stored(cast(keys, dtypes.uint64))

@@ -28,8 +28,9 @@ from tests.graph.graphs.gpu_graphs import F32, F64, HOPPER, RNG, argument, chang
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs and parts of a size that tests have time for."""
-    monkeypatch.setattr(sorts, "RUN", 16)
-    monkeypatch.setattr(sorts, "MOST_PAIRS", 1 << 10)
+    monkeypatch.setattr(sorts, "RUNS", (16,))
+    monkeypatch.setattr(sorts, "PAIRS_OF_A_MOVE", 1)
+    monkeypatch.setattr(sorts, "MERGE_LAUNCHES", 0)
     monkeypatch.setattr(scatter_rows, "STEPS", 4)
     monkeypatch.setattr(scatter_rows, "LEAST", 8)
     # What may be written in any order needs no sort: that is for all else.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -29,34 +30,43 @@ def sorted_words(words: tuple[Node, ...], on_gpu: bool) -> Node:
     return canonicalise(sink, None, HOPPER if on_gpu else None)
 
 
-@pytest.mark.parametrize("on_gpu", (False, True))
+def merge_at(monkeypatch: pytest.MonkeyPatch, run: int, levels: int) -> None:
+    """Let short runs be merged, too."""
+
+    def merging(shape: tuple[int, ...], words: int) -> Any:
+        *front, extent = shape
+        ways = sorts._ways(-(-extent // run), levels)
+        return sorts._merging_by(prod(front), words, -(-extent // prod(ways)), ways)
+
+    monkeypatch.setattr(sorts, "_merging", merging)
+
+
+@pytest.mark.parametrize("way", (None, (64, 0), (2, 1), (2, 4), (16, 2)), ids=str)
 @pytest.mark.parametrize("extent", (1, 2, 31, 64, 100))
 @pytest.mark.parametrize("dtype", (I32, dtypes.int64, dtypes.uint64), ids=repr)
 def test_one_word(
-    dtype: DType, extent: int, on_gpu: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: DType, extent: int, way: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sorts, "RUN", 2)
-    monkeypatch.setattr(sorts, "STRIDE", 4)
-    monkeypatch.setattr(sorts, "MOST_PAIRS", 0)
+    if way is not None:
+        merge_at(monkeypatch, *way)
     low = 0 if dtype.kind == "uint" else -1000
     given = np.stack([RNG.permutation(2000)[:extent] + low for _ in range(3)])
     given = given.astype(dtype.numpy)
-    made = sorted_words((argument(0, dtype, 3, extent),), on_gpu)
+    made = sorted_words((argument(0, dtype, 3, extent),), way is not None)
     assert not any(node.op is Ops.SORT for node in toposort(made))
     (found,) = evaluate_all(made.src, {0: given})
     np.testing.assert_array_equal(found, np.sort(given, -1))
 
 
-@pytest.mark.parametrize("on_gpu", (False, True))
-@pytest.mark.parametrize("pairs", (0, 1 << 26))
-def test_two_words(on_gpu: bool, pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorts, "RUN", 4)
-    monkeypatch.setattr(sorts, "MOST_PAIRS", pairs)
+@pytest.mark.parametrize("way", (None, (50, 0), (4, 1), (4, 3)), ids=str)
+def test_two_words(way: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way is not None:
+        merge_at(monkeypatch, *way)
     # Few keys, so that positions decide, and the greatest there is among them.
     keys = RNG.choice([-5, 0, 7, (1 << 63) - 1], 50)
     places = np.arange(50)
     words = (argument(0, dtypes.int64, 50), argument(1, dtypes.int64, 50))
-    (found,) = evaluate_all(sorted_words(words, on_gpu).src, {0: keys, 1: places})
+    (found,) = evaluate_all(sorted_words(words, way is not None).src, {0: keys, 1: places})
     np.testing.assert_array_equal(found, np.argsort(keys, kind="stable"))
 
 
@@ -69,18 +79,33 @@ def test_a_gpu_sorts_in_few_kernels() -> None:
     def of(*shape: int) -> Node:
         return Node(Ops.SORT, dtypes.int64, (argument(0, dtypes.int64, *shape),))
 
-    # Counting, and writing into a cleared array; a network of 8,192 would have 91 stages.
+    # Runs by counting, then merged at once; a network of 8,192 would have 91 stages.
     assert kernels(of(8192)) <= 4
     assert kernels(of(64, 1024)) <= 4
-    # 18 merges, in most of which few places search in all of a run, in two or three kernels.
-    assert kernels(of(1 << 22)) <= 60
+    assert kernels(of(65536)) <= 6
+    assert kernels(of(1 << 22)) <= 10
+
+
+@pytest.mark.parametrize("shape", (
+    (1, 2), (1, 2000), (141, 1088), (1, 8624), (1024, 4096), (1, 1 << 20), (3, 5_000_000),
+), ids=str)  # fmt: skip
+def test_runs_and_ways_make_up_a_row(shape: tuple[int, ...]) -> None:
+    found = sorts._merging(shape, 1)
+    assert shape[-1] <= found.total < shape[-1] * 5 // 4 + sorts.WIDE * prod(found.ways)
+    assert all(1 < ways <= sorts.MOST_WAYS for ways in found.ways)
+    # Comparing all is soonest of few; of many it would take hours.
+    assert (found.ways == ()) == (prod(shape) <= 2000)
+
+
+
+def test_levels_merge_about_as_many_runs_each() -> None:
+    assert [sorts._ways(100, levels) for levels in (1, 2, 3)] == [(100,), (10, 10), (5, 5, 4)]
+    assert sorts._ways(1, 2) == (1, 1)
 
 
 @pytest.mark.parametrize("dtype", (np.float32, np.float64, np.uint8))
 def test_on_the_gpu_of_the_tests(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorts, "RUN", 4)
-    monkeypatch.setattr(sorts, "STRIDE", 4)
-    monkeypatch.setattr(sorts, "MOST_PAIRS", 0)
+    merge_at(monkeypatch, 4, 2)
     given = RNG.integers(0, 20, (2, 70)).astype(dtype)
     if dtype is not np.uint8:
         given[0, :3] = np.nan, -np.inf, -0.0
@@ -104,8 +129,9 @@ def test_few_elements_are_ranked_without_keys_in_memory(draw: Any, most: int) ->
     assert len(make_plan(made, donate={}, target=HOPPER).kernels) <= most
 
 
-def test_threads_of_a_block_rank_rows_that_lie_across() -> None:
+def test_threads_of_a_block_rank_rows_that_lie_across(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not one thread each tile, however the first pass reads its words."""
+    monkeypatch.setattr(sorts, "is_worth_digits", lambda *_: True)
     x = Tensor._make(argument(0, dtypes.float32, 15306, 30), "NV").transpose(0, 1)
     made = canonicalise(Node(Ops.SINK, dtypes.token, (x.sort()[0].node,)), None, HOPPER)
     plan = make_plan(made, donate={}, target=HOPPER)
