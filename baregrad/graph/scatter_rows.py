@@ -294,14 +294,14 @@ def _by_row(node: Node, rows: _Rows, values: Node, writes: _Writes, total: int) 
     starts = stored(lower_bound((words,), (wanted,), _zeros(total + 1), count))
     first, last = cut(starts, 0, 0, total), cut(starts, 0, 1, total + 1)
     if node.arg.monoid is None:
-        found = _rows(values, _taken(writes.order, _before(last)))
+        found = _rows(values, writes.order_at(_before(last)))
     else:
         # Of every `STEPS`-th write, where the run that it is of begins and how long it is.
         row = cast(_every(writes.row), dtypes.int32)
         begin = _taken(starts, row)
         longest = alu(Ops.SUB, _taken(starts, _after(row)), begin)
         runs = _Runs(first, alu(Ops.SUB, last, first), begin, longest)
-        found = _sums(node, values, writes.order, runs)
+        found = _sums(node, values, writes, runs)
     written = alu(Ops.CMPLT, first, last)
     written = _placed(node, rows, written, tuple(1 for _ in beside))
     found = _placed(node, rows, found, tuple(beside))
@@ -332,7 +332,7 @@ def _by_run(node: Node, rows: _Rows, flat: Node, writes: _Writes) -> Node:
     wanted = alu(Ops.SHL, mine, _like(writes.bits, mine))
     begin = stored(lower_bound((words,), (wanted,), _zeros(mine.shape[0]), count))
     runs = _Runs(own, length, begin, _taken(length, begin))
-    found = _sums(node, in_memory(flat), writes.order, runs)
+    found = _sums(node, in_memory(flat), writes, runs)
     writes_it = alu(Ops.CMPLT, _zeros(count), length)
     return _by_write(node, rows, found, cast(row, dtypes.int64), writes_it)
 
@@ -390,7 +390,14 @@ class _Writes:
     @property
     def order(self) -> Node:
         """Which write each was."""
-        low = alu(Ops.AND, self.words, _like((1 << self.bits) - 1, self.words))
+        return self._numbers(self.words)
+
+    def order_at(self, places: Node) -> Node:
+        """Which writes those at some places were: read from their words, not stored before."""
+        return self._numbers(_taken(self.words, places))
+
+    def _numbers(self, words: Node) -> Node:
+        low = alu(Ops.AND, words, _like((1 << self.bits) - 1, words))
         return cast(low, dtypes.int32)
 
     @property
@@ -476,8 +483,8 @@ def _every(line: Node) -> Node:
     return _taken(line, alu(Ops.MUL, few, _like(STEPS, few)))
 
 
-def _sums(node: Node, values: Node, order: Node, runs: _Runs) -> Node:
-    """The sum of each run's values, those of `order` where it lies.
+def _sums(node: Node, values: Node, writes: _Writes, runs: _Runs) -> Node:
+    """The sum of each run's values, those of the writes where it lies.
 
     Up to `STEPS` are added up where the sum is made. Further parts of as many, counted from the
     run's begin, are stored before: each at its place by `STEPS`, which no other part has, since a
@@ -486,8 +493,8 @@ def _sums(node: Node, values: Node, order: Node, runs: _Runs) -> Node:
     """
     count = values.shape[0]
     begin, length, around, longest = runs.begin, runs.length, runs.around, runs.length_around
-    total = _stretches(node, values, order, begin, _at_most(length))
-    source: Node | None = order
+    total = _stretches(node, values, writes, begin, _at_most(length))
+    source: _Writes | None = writes
     while count > STEPS:
         own = counting((-(-count // STEPS),), 0, begin.dtype)
         own = alu(Ops.MUL, own, _like(STEPS, own))
@@ -528,9 +535,9 @@ def _shifted(place: Node) -> Node:
 
 
 def _stretches(
-    node: Node, values: Node, order: Node | None, start: Node, length: Node
+    node: Node, values: Node, writes: _Writes | None, start: Node, length: Node
 ) -> Node:
-    """Sums of neighbouring values, or of those that `order` says, `length` from `start` on.
+    """Sums of neighbouring values, or of those that were written, `length` from `start` on.
 
     There are `STEPS` of them at most.
     """
@@ -538,18 +545,21 @@ def _stretches(
     _, *beside = values.shape
     shape = (count, STEPS, *beside)
     own = expand(reshape(start, (count, 1, *(1 for _ in beside))), shape)
-    return _ending(node, values, order, alu(Ops.ADD, own, counting(shape, 1, own.dtype)), length)
+    at = alu(Ops.ADD, own, counting(shape, 1, own.dtype))
+    return _ending(node, values, writes, at, length)
 
 
-def _ending(node: Node, values: Node, order: Node | None, at: Node, length: Node) -> Node:
+def _ending(
+    node: Node, values: Node, writes: _Writes | None, at: Node, length: Node
+) -> Node:
     """Sums along the second axis of the values at some places, as many as `length` says of each.
 
-    order: what places are those of, instead of the values'.
+    writes: what places are those of, instead of the values'.
     """
     shape, dtype = at.shape, at.dtype
     count, _, *beside = shape
-    if order is not None:
-        at = _taken(order, at)
+    if writes is not None:
+        at = writes.order_at(at)
     # An axis along which all is alike, as far as there is something: how many steps are left.
     wide = dtypes.int64  # in which nothing wraps
     left = cast(expand(reshape(length, (count, 1, *(1 for _ in beside))), shape), wide)
