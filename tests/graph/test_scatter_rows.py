@@ -12,7 +12,7 @@ from baregrad import bind, render, variable
 from baregrad.dtypes import dtypes
 from baregrad.engine.compiler import Compiler
 from baregrad.engine.session import current_session
-from baregrad.graph import canonicalise, scatter_rows, sorts
+from baregrad.graph import canonicalise, scatter_rows
 from baregrad.ir.core.attrs import Scatter
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, extent_of, toposort
@@ -22,15 +22,13 @@ from baregrad.schedule import make_plan
 from baregrad.tensor import Tensor
 from baregrad.tensor.array import nodes
 from baregrad.testing.ptx_device import ptx_session
-from tests.graph.graphs.gpu_graphs import F32, F64, HOPPER, RNG, argument, changed
+from tests.graph.graphs.gpu_graphs import F32, F64, HOPPER, RNG, argument, changed, merge_at
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs and parts of a size that tests have time for."""
-    monkeypatch.setattr(sorts, "RUNS", (16,))
-    monkeypatch.setattr(sorts, "PAIRS_OF_A_MOVE", 1)
-    monkeypatch.setattr(sorts, "MERGE_LAUNCHES", 0)
+    merge_at(monkeypatch, 16, 1)
     monkeypatch.setattr(scatter_rows, "STEPS", 4)
     monkeypatch.setattr(scatter_rows, "LEAST", 8)
     # What may be written in any order needs no sort: that is for all else.

@@ -21,24 +21,13 @@ from baregrad.schedule import make_plan
 from baregrad.tensor import Tensor
 from baregrad.tensor.ops import sorting
 from baregrad.testing.ptx_device import ptx_session
-from tests.graph.graphs.gpu_graphs import HOPPER, I32, RNG, argument
+from tests.graph.graphs.gpu_graphs import HOPPER, I32, RNG, argument, merge_at
 
 
 def sorted_words(words: tuple[Node, ...], on_gpu: bool) -> Node:
     node = Node(Ops.SORT, words[-1].dtype, words)
     sink = Node(Ops.SINK, dtypes.token, (node,))
     return canonicalise(sink, None, HOPPER if on_gpu else None)
-
-
-def merge_at(monkeypatch: pytest.MonkeyPatch, run: int, levels: int) -> None:
-    """Let short runs be merged, too."""
-
-    def merging(shape: tuple[int, ...], words: int) -> Any:
-        *front, extent = shape
-        ways = sorts._ways(-(-extent // run), levels)
-        return sorts._merging_by(prod(front), words, -(-extent // prod(ways)), ways)
-
-    monkeypatch.setattr(sorts, "_merging", merging)
 
 
 @pytest.mark.parametrize("way", (None, (64, 0), (2, 1), (2, 4), (16, 2)), ids=str)
@@ -103,18 +92,30 @@ def test_levels_merge_about_as_many_runs_each() -> None:
     assert sorts._ways(1, 2) == (1, 1)
 
 
-@pytest.mark.parametrize("dtype", (np.float32, np.float64, np.uint8))
-def test_on_the_gpu_of_the_tests(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    merge_at(monkeypatch, 4, 2)
+@pytest.mark.parametrize("levels", (0, 1, 2))
+@pytest.mark.parametrize("descending", (False, True))
+@pytest.mark.parametrize(
+    "dtype", (np.float16, np.float32, np.float64, np.bool_, np.uint8, np.int32, np.int64)
+)
+def test_on_the_gpu_of_the_tests(
+    dtype: Any, descending: bool, levels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge_at(monkeypatch, 4 if levels else 70, levels)
     given = RNG.integers(0, 20, (2, 70)).astype(dtype)
-    if dtype is not np.uint8:
-        given[0, :3] = np.nan, -np.inf, -0.0
+    if np.issubdtype(dtype, np.floating):
+        given[0, :4] = np.nan, -np.inf, -0.0, np.nan
+    elif np.issubdtype(dtype, np.signedinteger):
+        given[0, :3] = np.iinfo(dtype).max, np.iinfo(dtype).min, np.iinfo(dtype).max
     with ptx_session():
         assert current_session().default_device() == "NV"
-        found = Tensor(given).sort()
+        found = Tensor(given).sort(descending=descending)
         values, places = found.values.numpy(), found.indices.numpy()
-    np.testing.assert_array_equal(values, np.sort(given, -1))
-    np.testing.assert_array_equal(places, np.argsort(given, -1, kind="stable"))
+    order = np.argsort(given, -1, kind="stable")
+    if descending:
+        # The last of equal ones comes first, counted from behind.
+        order = 69 - np.argsort(given[:, ::-1], -1, kind="stable")[:, ::-1]
+    np.testing.assert_array_equal(places, order)
+    np.testing.assert_array_equal(values, np.take_along_axis(given, order, -1))
 
 
 @pytest.mark.parametrize(("draw", "most"), (

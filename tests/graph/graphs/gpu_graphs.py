@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
+import pytest
 
 from baregrad.dtypes import DType, dtypes
-from baregrad.graph import canonicalise
+from baregrad.graph import canonicalise, sorts
 from baregrad.ir.core.attrs import Param
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node
@@ -39,3 +41,14 @@ def changed(value: Node, arrays: list[Any]) -> Node:
     else:
         np.testing.assert_array_equal(found, wanted)
     return made
+
+
+def merge_at(monkeypatch: pytest.MonkeyPatch, run: int, levels: int) -> None:
+    """Let rows be sorted as short runs, merged in so many levels."""
+
+    def merging(shape: tuple[int, ...], words: int) -> Any:
+        *front, extent = shape
+        ways = sorts._ways(-(-extent // run), levels)
+        return sorts._merging_by(prod(front), words, -(-extent // prod(ways)), ways)
+
+    monkeypatch.setattr(sorts, "_merging", merging)
