@@ -60,9 +60,9 @@ def plan_columns(
     inner = plan.together(ordered)
     lanes = widest = plan.lanes(inner)
     others = iterations(rows) // (width := iterations(inner))
-    plain = all(each.node.arg.monoid.arity == 1 for each in plan.facts.reductions)
+    plain = all(each.node.arg.monoid.arity == 1 for each in plan.sums)
     fixed = all(isinstance(extent_of(axis), int) for axis in inner)
-    exact = all(each.node.arg.monoid.is_exact for each in plan.facts.reductions)
+    exact = all(each.node.arg.monoid.is_exact for each in plan.sums)
     few = FEW_LONG_COLUMN if iterations(rows) <= plan.warp else VERY_LONG_COLUMN
     if (plain or exact) and fixed and not columns:
         way = _whole_rows(plan, inner, length) if widest == 1 else None
@@ -94,7 +94,7 @@ def plan_columns(
         block = plan.warp if warps > 1 else BLOCK
         across = [("thread", min(block, next_power_of_two(width // lanes)))]
         plan.parts(inner, [*across, ("vector", lanes)] if lanes > 1 else across, "grid")
-    for reduction in plan.facts.reductions:
+    for reduction in plan.sums:
         own = _moving(reduction)
         if not own or not plan.taken.isdisjoint(own):
             continue
@@ -114,7 +114,7 @@ def _long_columns(
     """So many threads for each column: any order is as good for what is exact."""
     lay = partial(_lay_long_columns, ordered=ordered, lanes=lanes, others=others)
     first = [COLUMN_THREADS, *([16, 8, LEAST_COLUMN_THREADS, MOST_COLUMN_THREADS] if exact else [])]
-    places = any(each.node.arg.monoid.arity != 1 for each in plan.facts.reductions)
+    places = any(each.node.arg.monoid.arity != 1 for each in plan.sums)
     if exact and places and _are_few(plan, ordered, others):
         # A thread reads on when it has compared what it read: more of them wait at once.
         first = [MOST_COLUMN_THREADS, *first[:-1]]
@@ -203,7 +203,7 @@ def _lay_long_columns(
     along = [("thread_y", down)]
     if not across:
         along = [("thread_y", down // plan.warp), ("thread", plan.warp)]
-    for reduction in plan.facts.reductions:
+    for reduction in plan.sums:
         own = _moving(reduction)
         if own and plan.taken.isdisjoint(own):
             plan.taken.update(own)
@@ -215,7 +215,7 @@ def _whole_rows(plan: GpuPlan, ordered: Sequence[Node], length: int) -> Way | No
     """Short rows for each thread, where they lie together and none is of wide accesses."""
     width = iterations(ordered)
     reads = [one for one in plan.facts.accesses if not one.write and one.array.op is Ops.PARAM]
-    sums = [as_one(plan, own) for each in plan.facts.reductions if (own := _moving(each))]
+    sums = [as_one(plan, own) for each in plan.sums if (own := _moving(each))]
     dense = [
         one for one in reads for own in sums
         if one.stride(ordered[-1]) == 1 and one.stride(own[-1]) == width
@@ -233,7 +233,7 @@ def _whole_rows(plan: GpuPlan, ordered: Sequence[Node], length: int) -> Way | No
     if each == 1:
         return None
     # States of several numbers take longer to put together.
-    rounds = SHORT_ROUNDS * max(one.node.arg.monoid.arity for one in plan.facts.reductions)
+    rounds = SHORT_ROUNDS * max(one.node.arg.monoid.arity for one in plan.sums)
     wanted = previous_power_of_two(max(length // (each * rounds), COLUMN_THREADS))
     threads = min(wanted, SHORT_THREADS)
     return partial(_lay_whole_rows, ordered=ordered, threads=threads, each=each)
@@ -243,7 +243,7 @@ def _lay_whole_rows(plan: GpuPlan, ordered: Sequence[Node], threads: int, each: 
     """All columns in each thread, of `each` rows that lie together."""
     plan.because("{} threads with {} whole rows at once", threads, each)
     plan.steps.append(Bind(plan.joined(ordered), "unroll"))
-    for reduction in plan.facts.reductions:
+    for reduction in plan.sums:
         own = _moving(reduction)
         if own and plan.taken.isdisjoint(own):
             plan.taken.update(own)

@@ -74,6 +74,8 @@ class GpuPlan:
         self.lying: dict[Node, frozenset[str]] = {}
         # Reduced axes that lie along threads already.
         self.taken: set[Node] = set()
+        # The sums that threads share; each thread makes the others by itself.
+        self.sums = facts.reductions
         self.reasons: list[Reason] = []
         # Axes that may have no point, where something is written that is not along them: a grid or
         # a block without threads would not write that either.

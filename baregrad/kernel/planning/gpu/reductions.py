@@ -23,7 +23,14 @@ from baregrad.kernel.facts.analysis import (
     op_flops,
     out_axes,
 )
-from baregrad.kernel.facts.row_tile import FAR_ROW, RowTile, is_short, row_tile
+from baregrad.kernel.facts.row_tile import (
+    FAR_ROW,
+    THREAD_ROW,
+    RowTile,
+    is_short,
+    row_threads,
+    row_tile,
+)
 from baregrad.kernel.loops.held_rows import lies_across
 from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.columns import (
@@ -65,6 +72,8 @@ MUCH_WASTED = 16
 # Elements of each thread before blocks share what comes after sums that each of them makes, and the
 # operations of an element that are one element's.
 BLOCK_ELEMENTS, ELEMENT_OPS = 16, 32
+# Elements of a thread, each of which is a short sum, before there are more warps.
+NEST_STEPS = 4
 # Threads for sums of sums.
 NESTED_BLOCK = 512
 # Operations on elements that are under way together, at most: each is code.
@@ -80,35 +89,55 @@ def plan_reductions(plan: GpuPlan) -> None:
     """Share out the sums of a kernel among warps, blocks or the threads of columns."""
     facts = plan.facts
     data = frozenset(facts.data)
+    nested = [r for r in facts.reductions if r.free - data]
+    if nested and _are_own(plan, nested):
+        plan.because("short sums within others: a thread makes those of its elements")
+        plan.sums = tuple([each for each in facts.reductions if each not in nested])
+        plan.taken.update([axis for each in nested for axis in each.own])
     rows = _rows(plan, data)
     columns = by_id(data - rows)
-    nested = [r for r in facts.reductions if r.free - data]
-    length = max(iterations(reduction.own) for reduction in facts.reductions)
+    length = max(iterations(reduction.own) for reduction in plan.sums)
     points = iterations(rows)
     is_little = iterations(columns) > MUCH_BESIDE * length
     across = points > 1 and not is_little and lies_across(facts, rows)
     if not nested and not columns and _is_of_all_pairs(plan, rows):
         _plan_all_pairs(plan, by_id(rows), length)
         return
-    if not nested and across and not (columns and _is_narrow(plan, rows, length)):
+    is_nest = len(plan.sums) == len(facts.reductions) and bool(nested)
+    if not is_nest and across and not (columns and _is_narrow(plan, rows, length)):
         plan.because("{} results, sums of {}: neighbours in threads read best", points, length)
         plan_columns(plan, by_id(rows), columns, length)
         return
     # A lone row, too: the order of its sum is that of each of many. In sums of sums a thread's
     # elements cannot lie next to each other along both.
     steps = max(iterations((each.free - data).union(each.own)) for each in facts.reductions)
-    is_short_nest = not nested or steps <= FAR_ROW
+    is_short_nest = not nested or steps <= (FAR_ROW if is_nest else THREAD_ROW)
     if not columns and is_short_nest and all(is_short(facts, each) for each in facts.reductions):
         plan.because("{} results, sums of {}: a thread for each", points, steps)
         plan.spread(by_id(rows), BLOCK)
         for reduction in facts.reductions if not nested else ():
             _across(plan, reduction, frozenset(), [])
         return
-    if nested:
+    if is_nest:
         plan.because("sums of sums: the inner along the lanes of a warp, the outer along warps")
         _nested(plan, by_id(rows), columns, nested)
         return
     _plan_rows(plan, by_id(rows), columns, max(length, iterations(columns)))
+
+
+def _are_own(plan: GpuPlan, nested: Sequence[Reduction]) -> bool:
+    """Whether sums within others are so short that a thread makes those of its elements itself.
+
+    Threads along such sums were few, and what they are within went on one by one: a batch norm of
+    6 x 4 x 37 x 37 numbers took a millisecond for its loss.
+    """
+    data = frozenset(plan.facts.data)
+    shared = {a for each in plan.facts.reductions if each not in nested for a in each.own}
+    return all(
+        is_short(plan.facts, each)
+        and iterations((each.free - data - shared).union(each.own)) <= FAR_ROW
+        for each in nested
+    )
 
 
 def _is_narrow(plan: GpuPlan, rows: frozenset[Node], length: int) -> bool:
@@ -158,7 +187,7 @@ def _rows(plan: GpuPlan, data: frozenset[Node]) -> frozenset[Node]:
     Where sums of few elements are for several of the rows of the longest ones, as a mean of
     partial results is that a variance is of, each row makes them anew.
     """
-    reductions = plan.facts.reductions
+    reductions = plan.sums
     main = max(reductions, key=lambda each: iterations(each.free.union(each.own)))
     rows = main.free & data
     points = iterations(rows)
@@ -181,7 +210,7 @@ def _plan_rows(
 ) -> None:
     """A warp or a block for each row."""
     tiles = _tiles(plan, frozenset(columns))
-    main = max(plan.facts.reductions, key=lambda each: iterations(each.own))
+    main = max(plan.sums, key=lambda each: iterations(each.own))
     if main.node in tiles and iterations(main.own) == longest:
         first, is_long = tiles[main.node].warps * tiles[main.node].threads, False
     else:
@@ -208,12 +237,13 @@ def _plan_rows(
             plan.spread_rows(rows, 1, each)
         else:
             plan.grid(rows)
-    for reduction in plan.facts.reductions:
+    is_plain = len(plan.sums) == len(plan.facts.reductions)
+    for reduction in plan.sums:
         tile = tiles.get(reduction.node)
         if tile is not None and _fits(plan, tile, threads):
             _tiled(plan, reduction, tile)
         else:
-            alone = is_short(plan.facts, reduction)
+            alone = is_plain and is_short(plan.facts, reduction)
             _across(plan, reduction, frozenset(columns), [] if alone else units)
     _along(plan, columns, units)
 
@@ -250,8 +280,9 @@ def _rows_of_thread(plan: GpuPlan, rows: Sequence[Node], threads: int) -> int:
 def _tiles(plan: GpuPlan, columns: frozenset[Node]) -> dict[Node, RowTile]:
     """How threads share the sums along one axis each, whose results do not run along threads."""
     found: dict[Node, RowTile] = {}
-    for reduction in plan.facts.reductions:
-        tile = row_tile(plan.facts, reduction, plan.target)
+    is_plain = len(plan.sums) == len(plan.facts.reductions)
+    for reduction in plan.sums:
+        tile = row_tile(plan.facts, reduction, plan.target) if is_plain else None
         plain = reduction.node.arg.monoid.arity == 1 and reduction.free.isdisjoint(columns)
         if tile is not None and plain:
             found[reduction.node] = tile
@@ -278,14 +309,19 @@ def _threads_of(plan: GpuPlan, columns: Sequence[Node], longest: int) -> tuple[i
     """Threads of a row that no tile says how to share, and whether it is a block's."""
     if longest > LONE_STEPS * plan.warp and _are_lone_places(plan, columns):
         return min(next_power_of_two(-(-longest // LONE_STEPS)), MOST_WARPS * plan.warp), True
+    if len(plan.sums) < len(plan.facts.reductions):
+        # Each element is a sum: threads share them before one has many.
+        warps = min(next_power_of_two(-(-longest // (NEST_STEPS * plan.warp))), MOST_WARPS // 2)
+        threads = row_threads(longest, min(next_power_of_two(longest), plan.warp))
+        return (warps * plan.warp, True) if warps > 1 else (threads, False)
     count = -(-longest // _row_lanes(plan, columns))
     if count <= WARP_STEPS * plan.warp:
-        short = longest <= FAR_ROW and all(is_short(plan.facts, r) for r in plan.facts.reductions)
+        short = longest <= FAR_ROW and all(is_short(plan.facts, r) for r in plan.sums)
         if short:
             # Threads share what is beside the sums alone.
             count = min(count, max(iterations(columns), 1), SHORT_THREADS)
         return min(next_power_of_two(count), plan.warp), False
-    plain = all(each.node.arg.monoid.arity == 1 for each in plan.facts.reductions)
+    plain = all(each.node.arg.monoid.arity == 1 for each in plan.sums)
     steps = BLOCK_STEPS if plain else PLACE_STEPS
     warps = next_power_of_two(max(count // (steps * plan.warp), 1))
     if 2 * warps > MOST_WARPS:
@@ -301,7 +337,7 @@ def _are_lone_places(plan: GpuPlan, columns: Sequence[Node]) -> bool:
     Such folds look for places: a thread loads one element when it is done with the one before.
     """
     rows = iterations([axis for axis in plan.facts.data if axis not in columns])
-    monoids = [each.node.arg.monoid for each in plan.facts.reductions]
+    monoids = [each.node.arg.monoid for each in plan.sums]
     places = any(monoid.arity != 1 for monoid in monoids)
     return places and rows < plan.target.units and all(monoid.is_exact for monoid in monoids)
 
@@ -309,7 +345,7 @@ def _are_lone_places(plan: GpuPlan, columns: Sequence[Node]) -> bool:
 def _row_lanes(plan: GpuPlan, columns: Sequence[Node]) -> int:
     """Elements that a thread moves at once along the axes of a row, at most."""
     found = 1
-    for axes in (columns, *[reduction.own for reduction in plan.facts.reductions]):
+    for axes in (columns, *[reduction.own for reduction in plan.sums]):
         own = [axis for axis in axes if extent_of(axis) != 1]
         if own:
             found = max(found, plan.lanes(in_order(plan, own)))
@@ -328,7 +364,12 @@ def _across(
     inner = plan.together(ordered)
     threads = prod([size for _, size in units])
     together = 2 * TOGETHER * threads * plan.lanes(ordered)
-    if len(own) > len(inner) and iterations(inner) < together and can_be_one(plan, own):
+    # What is summed within along some of the axes is made once for all the others.
+    parted = iterations(inner) >= threads and any(
+        0 < len(each.free.intersection(own)) < len(own) for each in plan.facts.reductions
+    )
+    wanted = len(own) > len(inner) and iterations(inner) < together and not parted
+    if wanted and can_be_one(plan, own):
         inner = ordered
     elif len(inner) > 1 and not can_be_one(plan, inner):
         inner = ordered[-1:]
