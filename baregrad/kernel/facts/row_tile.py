@@ -76,7 +76,7 @@ def row_tile(facts: Facts, reduction: Reduction, target: GpuTarget) -> RowTile |
     count = -(-extent // lanes)
     if count <= MOST_ELEMENTS // lanes * warp:
         most = max(next_power_of_two(-(-count * lanes // LEAST_ELEMENTS)), LEAST_THREADS)
-        threads = row_threads(count, min(warp, next_power_of_two(count), most))
+        threads = _threads(count, min(warp, next_power_of_two(count), most))
         return RowTile(-(-count // threads), 1, threads, lanes)
     least = -(-count // (warp * MOST_WARPS))
     for elements in (ELEMENTS, MOST_ELEMENTS):
@@ -90,7 +90,7 @@ def row_tile(facts: Facts, reduction: Reduction, target: GpuTarget) -> RowTile |
     return None
 
 
-def row_threads(count: int, most: int) -> int:
+def _threads(count: int, most: int) -> int:
     """Threads of a row of so many accesses: all there may be, or fewer of which few lie past it."""
     found, least = most, round_up(count, most) - count
     while least * MOST_WASTE > count and most > LEAST_THREADS and count <= MOST_STEPS * most // 2:

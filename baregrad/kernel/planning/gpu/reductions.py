@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import prod
 
-from baregrad.base.bits import next_power_of_two
+from baregrad.base.bits import next_power_of_two, previous_power_of_two
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import (
@@ -28,7 +28,6 @@ from baregrad.kernel.facts.row_tile import (
     THREAD_ROW,
     RowTile,
     is_short,
-    row_threads,
     row_tile,
 )
 from baregrad.kernel.loops.held_rows import lies_across
@@ -46,6 +45,7 @@ from baregrad.kernel.planning.gpu.columns import (
     plan_columns,
 )
 from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan, Way
+from baregrad.kernel.planning.gpu.held_rows_plan import plan_short_rows
 
 # Results of each sum are many, if they are more than so many times its steps.
 MUCH_BESIDE = 4
@@ -72,8 +72,9 @@ MUCH_WASTED = 16
 # Elements of each thread before blocks share what comes after sums that each of them makes, and the
 # operations of an element that are one element's.
 BLOCK_ELEMENTS, ELEMENT_OPS = 16, 32
-# Elements of a thread, each of which is a short sum, before there are more warps.
-NEST_STEPS = 4
+# Elements of a thread, each of which is a short sum, before there are more threads; and steps of
+# such a sum that a thread makes for each element there is.
+NEST_STEPS, MOST_NEST_STEPS = 2, 4
 # Threads for sums of sums.
 NESTED_BLOCK = 512
 # Operations on elements that are under way together, at most: each is code.
@@ -108,6 +109,10 @@ def plan_reductions(plan: GpuPlan) -> None:
         plan.because("{} results, sums of {}: neighbours in threads read best", points, length)
         plan_columns(plan, by_id(rows), columns, length)
         return
+    if not nested and plan_short_rows(plan, by_id(rows), columns):
+        for reduction in facts.reductions:
+            _across(plan, reduction, frozenset(), [], "unroll")
+        return
     # A lone row, too: the order of its sum is that of each of many. In sums of sums a thread's
     # elements cannot lie next to each other along both.
     steps = max(iterations((each.free - data).union(each.own)) for each in facts.reductions)
@@ -132,10 +137,12 @@ def _are_own(plan: GpuPlan, nested: Sequence[Reduction]) -> bool:
     6 x 4 x 37 x 37 numbers took a millisecond for its loss.
     """
     data = frozenset(plan.facts.data)
-    shared = {a for each in plan.facts.reductions if each not in nested for a in each.own}
+    outer = [each.own for each in plan.facts.reductions if each not in nested]
+    shared = frozenset([axis for axes in outer for axis in axes])
+    most = max(MOST_NEST_STEPS * min(map(iterations, outer)), THREAD_ROW)
     return all(
         is_short(plan.facts, each)
-        and iterations((each.free - data - shared).union(each.own)) <= FAR_ROW
+        and iterations((each.free - data - shared).union(each.own)) <= min(most, FAR_ROW)
         for each in nested
     )
 
@@ -311,9 +318,8 @@ def _threads_of(plan: GpuPlan, columns: Sequence[Node], longest: int) -> tuple[i
         return min(next_power_of_two(-(-longest // LONE_STEPS)), MOST_WARPS * plan.warp), True
     if len(plan.sums) < len(plan.facts.reductions):
         # Each element is a sum: threads share them before one has many.
-        warps = min(next_power_of_two(-(-longest // (NEST_STEPS * plan.warp))), MOST_WARPS // 2)
-        threads = row_threads(longest, min(next_power_of_two(longest), plan.warp))
-        return (warps * plan.warp, True) if warps > 1 else (threads, False)
+        threads = min(next_power_of_two(-(-longest // NEST_STEPS)), NESTED_BLOCK)
+        return max(threads, min(previous_power_of_two(longest), plan.warp)), threads > plan.warp
     count = -(-longest // _row_lanes(plan, columns))
     if count <= WARP_STEPS * plan.warp:
         short = longest <= FAR_ROW and all(is_short(plan.facts, r) for r in plan.sums)
@@ -353,9 +359,13 @@ def _row_lanes(plan: GpuPlan, columns: Sequence[Node]) -> int:
 
 
 def _across(
-    plan: GpuPlan, reduction: Reduction, columns: frozenset[Node], units: list[tuple[str, int]]
+    plan: GpuPlan, reduction: Reduction, columns: frozenset[Node], units: list[tuple[str, int]],
+    near: str = "vector",
 ) -> None:
-    """Threads along a reduction's contiguous axis, if its results do not run along threads."""
+    """Threads along a reduction's contiguous axis, if its results do not run along threads.
+
+    near: what adjacent elements of a thread lie on.
+    """
     own = [axis for axis in reduction.own if extent_of(axis) != 1]
     if not own or reduction.free & columns or not plan.taken.isdisjoint(own):
         return
@@ -375,16 +385,17 @@ def _across(
         inner = ordered[-1:]
     if len(inner) < len(own) and iterations(inner) < threads:
         inner = [max(own, key=lambda axis: index.upper(extent_of(axis)))]
-    _share(plan, inner, units, has_several(reduction))
+    _share(plan, inner, units, has_several(reduction), near=near)
 
 
 def _share(
     plan: GpuPlan, axes: Sequence[Node], units: list[tuple[str, int]], unrolled: bool,
-    outer: str = "loop",
+    outer: str = "loop", near: str = "vector",
 ) -> None:
     """Axes as one for the threads of a row, with adjacent elements for each where there are enough.
 
-    unrolled: some accesses of each thread may be under way together. outer: what the rest lies on.
+    unrolled: some accesses of each thread may be under way together. outer: what the rest lies on;
+    near: what adjacent elements do.
     """
     lanes = plan.lanes(axes)
     size, threads = iterations(axes), prod([n for _, n in units])
@@ -401,7 +412,7 @@ def _share(
     if unrolled:
         most = min(MOST_STEPS, size // (lanes * threads), MOST_OPS // max(lanes * work, 1))
         steps = plan.pick("steps", powers_from(steps, 1, most))
-    wide = [("vector", lanes)] if lanes > 1 else []
+    wide = [(near, lanes)] if lanes > 1 else []
     plan.parts(axes, [*([("unroll", steps)] if steps > 1 else []), *units, *wide], outer)
 
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.kernel import choose_schedule
 from baregrad.kernel.facts.analysis import facts_of
 from baregrad.kernel.language.schedule import Bind, Split
 from baregrad.kernel.loops.held_rows import hold_rows, row_axes
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
-from baregrad.kernel.planning.gpu.held_rows_plan import BLOCK, UNITS, plan_held_rows
+from baregrad.kernel.planning.gpu.held_rows_plan import (
+    BLOCK,
+    UNITS,
+    plan_held_rows,
+    plan_short_rows,
+)
+from baregrad.render import get
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
 
@@ -76,3 +84,41 @@ def test_it_is_said_how_rows_are_held() -> None:
         plan = held(k.softmax(64, length))
         ((text, *facts),) = plan.reasons
         assert who in text.format(*facts)
+
+
+# A machine that few threads keep busy, as an interpreter is.
+SMALL = replace(HOPPER, busy_threads=32)
+
+
+@pytest.mark.parametrize("make", [k.softmax, k.layer_norm, k.row_reduce])
+@pytest.mark.parametrize("length", [2, 3, 5, 6, 8, 13, 20, 24])
+def test_threads_have_whole_rows_of_a_few_neighbours(
+    make: Callable[[int, int], Node], length: int
+) -> None:
+    """None makes the sums of another one's row, and all of its accesses are wide."""
+    kernel = make(300, length)
+    schedule = choose_schedule(kernel, SMALL)
+    units = {step.axis: step.unit for step in schedule.steps if isinstance(step, Bind)}
+    along = {axis for axis, unit in units.items() if unit.startswith("thread")}
+    assert along == {"i0_t0"}
+    parts = dict(p for step in schedule.steps if isinstance(step, Split) for p in step.parts)
+    each = parts.get("i0_u1", 1)
+    assert each * length <= 32
+    # 300 rows can be shared out by fours at most.
+    assert 4 * each * length % 16 == 0 or each == 4 or 2 * each * length > 32
+    program = check_gpu(kernel, schedule, SMALL)
+    text = get("ptx").render(program, HOPPER)
+    wide = [width for width in (4, 2) if each * length % width == 0]
+    if wide:
+        assert f"ld.global.v{wide[0]}.f32" in text
+    if wide and make is not k.row_reduce:
+        assert f"st.global.v{wide[0]}.f32" in text
+
+
+@pytest.mark.parametrize(("rows", "length"), [(300, 25), (300, 100), (20, 3)])
+def test_longer_and_fewer_rows_are_shared(rows: int, length: int) -> None:
+    plan = GpuPlan(facts_of(k.softmax(rows, length)), SMALL)
+    facts = plan.facts
+    row = [axis for axis in facts.data if plan.name(axis) == "i1"]
+    assert not plan_short_rows(plan, [axis for axis in facts.data if axis not in row], row)
+    assert not plan.steps
