@@ -20,15 +20,16 @@ from baregrad.graph.group_factors import is_scaled
 from baregrad.graph.repeats import (
     innermost,
     is_matrix_product,
+    is_of_several,
     is_repeated,
     last_axis,
     result_order,
     sides_of,
+    work_of,
 )
 from baregrad.graph.sums import once
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import (
-    DATA,
     below_views,
     counting,
     expand,
@@ -52,6 +53,9 @@ LONG_ROW = 1 << 17
 LONG_PLACES = 1 << 15
 LONG_PIECES = 1 << 13
 ROW_PART, PIECES_PART = 1 << 12, 1 << 10
+# What a block computes of a row that it reads, before many do, in operations. (The mean of 14,296
+# cross entropies, 160 operations each, is 10 us of one multiprocessor's.)
+NORM_WORK, LOSS_WORK = 1 << 20, 1 << 19
 # Neighbouring results share their reads, each a thread of its own, so that fewer steps are many,
 # and parts are short until there are some dozens.
 LONG_COLUMN, LONG_TURNED = 1 << 9, 1 << 12
@@ -94,8 +98,6 @@ CHUNK = 8
 # How much longer a block takes that nothing else fills the waits of, as no tile fits beside one of
 # more results than so many.
 ALONE, BESIDE = 1.5, 1 << 14
-# Nodes that are looked at for what a value is made of.
-MOST_SEEN = 64
 # Runs of elements that together are read: how many make accesses that are wide enough, how many
 # runs, and elements of all, are worth sums of each place.
 ODD = 4
@@ -290,33 +292,11 @@ def _parts(node: Node, value: Node, length: int) -> int:
         longest, part = LONG_PIECES, PIECES_PART
     else:
         is_norm = monoid.primitive is not None and node.dtype.kind == "float"
-        is_norm = is_norm and not (monoid.primitive is Ops.ADD and _is_of_several(value, axes))
-        longest, part = LONG_ROW if is_norm else LONG_PLACES, ROW_PART
+        is_norm = is_norm and not (monoid.primitive is Ops.ADD and is_of_several(value, axes))
+        usual = LONG_ROW if is_norm else LONG_PLACES
+        longest = min(usual, (NORM_WORK if is_norm else LOSS_WORK) // work_of(value, axes))
+        part = max(ROW_PART * longest // usual, PIECES_PART)
     return 1 if length < longest else min(length // part, MOST_PARTS)
-
-
-def _is_of_several(value: Node, axes: tuple[int, ...]) -> bool:
-    """Whether a value is computed from the elements of two arrays, as a loss is, and is no norm's.
-
-    It is a norm's if a result of the row itself is in it, as in a softmax or a variance. What all
-    rows share is an array as others are: nothing tells it from them where there is one row.
-    """
-    long = [axis for axis in axes if value.shape[axis] != 1]
-    todo, seen, found = [value], set[Node](), set[Node]()
-    while todo and len(seen) < MOST_SEEN:
-        node = todo.pop()
-        if node in seen or not node.mask & DATA:
-            continue
-        seen.add(node)
-        if node.shape == value.shape and all(is_repeated(node, axis) for axis in long):
-            if node.mask & Ops.REDUCE.bit:
-                return False
-            continue
-        if node.op in ELEMENTWISE or node.op.bit & _VIEWS:
-            todo += node.src
-        elif node.op is not Ops.IOTA:
-            found.add(node)
-    return len(found) > 1
 
 
 def _is_of_matrix_units(value: Node) -> bool:

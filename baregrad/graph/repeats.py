@@ -1,4 +1,7 @@
-"""Which axes of a value only repeat its elements, and along which its elements are neighbours."""
+"""Which axes of a value only repeat its elements, and along which its elements are neighbours.
+
+And what an element of a value that is reduced is made of: arrays, and operations.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,16 @@ from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Ops, mask_of
 
 _DEPTH = 16  # nodes that are looked at
 _MOST_SEEN = 64  # the same for how arrays lie
+_MOST_MADE_OF = 64  # the same for what a value is made of
 _EXPAND = Ops.EXPAND.bit
 _ELEMENTWISE = mask_of(ELEMENTWISE)
+_BELOW = _ELEMENTWISE | mask_of(MOVEMENT)
+# What takes as long as so many additions.
+_DEAR_WORK = 16
+_DEAR = mask_of(
+    (Ops.EXP, Ops.EXP_NEAR, Ops.EXP2, Ops.EXP2_NEAR, Ops.LOG, Ops.LOG2, Ops.SIN, Ops.COS, Ops.TANH,
+     Ops.ERF, Ops.GELU, Ops.GELU_NEAR, Ops.ATAN, Ops.POW)
+)
 
 
 def is_repeated(node: Node, axis: int) -> bool:
@@ -180,3 +191,48 @@ def innermost(value: Node) -> int:
 def last_axis(shape: tuple[Any, ...]) -> int:
     """The last axis of several elements."""
     return max([axis for axis, extent in enumerate(shape) if extent != 1], default=0)
+
+
+def is_of_several(value: Node, axes: tuple[int, ...]) -> bool:
+    """Whether a value is computed from the elements of two arrays, as a loss is, and is no norm's.
+
+    It is a norm's if a result of the row itself is in it, as in a softmax or a variance. What all
+    rows share is an array as others are: nothing tells it from them where there is one row.
+    """
+    long = [axis for axis in axes if value.shape[axis] != 1]
+    todo, seen, found = [value], set[Node](), set[Node]()
+    while todo and len(seen) < _MOST_MADE_OF:
+        node = todo.pop()
+        if node in seen or not node.mask & DATA:
+            continue
+        seen.add(node)
+        if node.shape == value.shape and all(is_repeated(node, axis) for axis in long):
+            if node.mask & Ops.REDUCE.bit:
+                return False
+            continue
+        if node.op.bit & _BELOW:
+            todo += node.src
+        elif node.op is not Ops.IOTA:
+            found.add(node)
+    return len(found) > 1
+
+
+def work_of(value: Node, axes: tuple[int, ...]) -> int:
+    """Operations for each element of a value that is reduced, 1 at least.
+
+    Without those that need a result of the row itself: what normalises a row is made of sums that
+    have the same other ones.
+    """
+    long = [axis for axis in axes if value.shape[axis] != 1]
+    todo, seen, found = [value], set[Node](), 0
+    while todo and len(seen) < _MOST_MADE_OF:
+        node = todo.pop()
+        if node in seen or not node.mask & DATA or not node.op.bit & _BELOW:
+            continue
+        seen.add(node)
+        if node.shape == value.shape and all(is_repeated(node, axis) for axis in long):
+            continue
+        if node.op.bit & _ELEMENTWISE and not node.mask & Ops.REDUCE.bit:
+            found += _DEAR_WORK if node.op.bit & _DEAR else 1
+        todo += node.src
+    return max(found, 1)

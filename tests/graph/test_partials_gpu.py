@@ -91,6 +91,39 @@ def test_sums_of_what_two_rows_make_are_cut_as_no_norm_is(
         assert stored(canonicalise(root, None, HOPPER)) == found
 
 
+def softmax_parts(value: Node) -> list[tuple[int, ...]]:
+    """The parts of the maxima of a matrix's rows, and of the sums that are made with these."""
+    largest = Node(Ops.REDUCE, F32, (value,), Reduce(primitive(Ops.MAX, F32), (1,)))
+    rows = expand(reshape(largest, (value.shape[0], 1)), value.shape)
+    powers = alu(Ops.EXP, alu(Ops.SUB, value, rows))
+    root = Node(Ops.SINK, dtypes.token, (total(powers, 1), largest))
+    return stored(canonicalise(root, None, HOPPER))
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_what_takes_long_to_compute_is_cut_sooner(rows: int) -> None:
+    """All sums of a row alike, however much more the later ones are made of."""
+    x = argument(0, F32, rows, 50_000)
+    assert softmax_parts(x) == []
+    first, second = softmax_parts(alu(Ops.TANH, alu(Ops.TANH, x)))
+    assert first == second and first[0] == rows and first[1] >= 8
+    assert parts_of((rows, 50_000), 1) == []
+
+
+def test_a_loss_of_many_operations_has_many_blocks() -> None:
+    x, y = (RNG.standard_normal(14_296).astype(np.float32) for _ in range(2))
+
+    def loss(a: Node, b: Node, deep: int) -> Node:
+        for _ in range(deep):
+            a, b = alu(Ops.TANH, a), alu(Ops.SIN, b)
+        return total(alu(Ops.MUL, a, b), 0)
+
+    given = [argument(slot, F32, 14_296) for slot in range(2)]
+    assert stored(changed(loss(*given, 0), [x, y])) == []
+    (shape,) = stored(changed(loss(*given, 3), [x, y]))
+    assert shape[0] >= 4
+
+
 def test_what_all_rows_share_is_an_array_of_a_lone_row_too() -> None:
     """A sum of rows and a bias has a row's bits in any batch; of a softmax it is cut in none."""
     for rows in (1, 3):
