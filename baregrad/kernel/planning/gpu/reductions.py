@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import prod
 
-from baregrad.base.bits import next_power_of_two, previous_power_of_two
+from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import (
@@ -72,9 +72,8 @@ MUCH_WASTED = 16
 # Elements of each thread before blocks share what comes after sums that each of them makes, and the
 # operations of an element that are one element's.
 BLOCK_ELEMENTS, ELEMENT_OPS = 16, 32
-# Elements of a thread, each of which is a short sum, before there are more threads; and steps of
-# such a sum that a thread makes for each element there is.
-NEST_STEPS, MOST_NEST_STEPS = 2, 4
+# Steps of a sum within another one that a thread makes, for each element of that, and at least.
+NEST_STEPS, LEAST_NEST_STEPS = 4, 8
 # Threads for sums of sums.
 NESTED_BLOCK = 512
 # Operations on elements that are under way together, at most: each is code.
@@ -139,7 +138,7 @@ def _are_own(plan: GpuPlan, nested: Sequence[Reduction]) -> bool:
     data = frozenset(plan.facts.data)
     outer = [each.own for each in plan.facts.reductions if each not in nested]
     shared = frozenset([axis for axes in outer for axis in axes])
-    most = max(MOST_NEST_STEPS * min(map(iterations, outer)), THREAD_ROW)
+    most = max(NEST_STEPS * min(map(iterations, outer)), LEAST_NEST_STEPS)
     return all(
         is_short(plan.facts, each)
         and iterations((each.free - data - shared).union(each.own)) <= min(most, FAR_ROW)
@@ -317,9 +316,9 @@ def _threads_of(plan: GpuPlan, columns: Sequence[Node], longest: int) -> tuple[i
     if longest > LONE_STEPS * plan.warp and _are_lone_places(plan, columns):
         return min(next_power_of_two(-(-longest // LONE_STEPS)), MOST_WARPS * plan.warp), True
     if len(plan.sums) < len(plan.facts.reductions):
-        # Each element is a sum: threads share them before one has many.
-        threads = min(next_power_of_two(-(-longest // NEST_STEPS)), NESTED_BLOCK)
-        return max(threads, min(previous_power_of_two(longest), plan.warp)), threads > plan.warp
+        # Each element is a sum: threads share them before one has several.
+        threads = min(next_power_of_two(longest), NESTED_BLOCK)
+        return threads, threads > plan.warp
     count = -(-longest // _row_lanes(plan, columns))
     if count <= WARP_STEPS * plan.warp:
         short = longest <= FAR_ROW and all(is_short(plan.facts, r) for r in plan.sums)
