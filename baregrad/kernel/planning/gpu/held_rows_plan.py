@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd
 
+from baregrad.base.bits import previous_power_of_two
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import itemsize, iterations, op_flops
 from baregrad.kernel.facts.row_tile import RowTile
@@ -81,30 +82,31 @@ def plan_short_rows(plan: GpuPlan, rows: Sequence[Node], columns: Sequence[Node]
     if most > MOST_SHORT or most * work > MOST_OPS:
         return False
     row = plan.together(in_order(plan, moving))
-    reads = [each for each in facts.accesses if not each.write and row[-1] in each.axes]
-    apart = [each.stride(row[-1]) or 0 for each in reads]
-    if not any(1 < size <= 2 * most for size in apart) or iterations(row) < plan.warp:
+    apart = {each.stride(row[-1]) or 0 for each in facts.accesses if not each.write}
+    if not any(1 < size <= 2 * MOST_SHORT for size in apart) or iterations(row) < plan.warp:
         return False
-    each = _rows_of_thread(plan, row, iterations(rows), most, work)
+    each = _rows_of_thread(plan, iterations(rows), most, work)
     plan.because("rows of a few neighbours: {} whole ones for each thread", each)
     plan.grid([axis for axis in moving if axis not in row])
-    plan.parts(row, [("thread", BLOCK), *([("unroll", each)] if each > 1 else [])], "grid")
+    units = [("thread", BLOCK)]
+    if each > 1:
+        # What is in one access is a thread's; else threads read rows beside each other at once.
+        is_one = apart <= {0, 1, most} and iterations(row) % each == 0
+        units.insert(int(is_one), ("unroll", each))
+    plan.parts(row, units, "grid")
     for axis in columns:
         if extent_of(axis) != 1:
             plan.steps.append(Bind(plan.name(axis), "unroll"))
     return True
 
 
-def _rows_of_thread(
-    plan: GpuPlan, row: Sequence[Node], count: int, size: int, work: int
-) -> int:
+def _rows_of_thread(plan: GpuPlan, count: int, size: int, work: int) -> int:
     """Rows of `size` elements that fill whole accesses, where there are enough of them.
 
-    row: the axes along which rows lie beside each other. count: of all rows. work: of an element.
+    count: of all rows. work: operations of an element.
     """
     nbytes = size * min(itemsize(each.array.dtype) for each in plan.facts.accesses)
     each = plan.target.load_bytes // gcd(plan.target.load_bytes, nbytes)
     most = min(MOST_ELEMENTS // size, MOST_OPS // (size * work), count // plan.target.busy_threads)
-    while each > 1 and (each > most or iterations(row) % each):
-        each //= 2
+    each = min(each, previous_power_of_two(max(most, 1)))
     return plan.pick("rows of a thread", powers_from(each, 1, each))

@@ -14,6 +14,7 @@ from math import prod
 
 from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core import index
+from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import (
     Reduction,
@@ -104,7 +105,10 @@ def plan_reductions(plan: GpuPlan) -> None:
         _plan_all_pairs(plan, by_id(rows), length)
         return
     is_nest = len(plan.sums) == len(facts.reductions) and bool(nested)
-    if not is_nest and across and not (columns and _is_narrow(plan, rows, length)):
+    # States of several numbers, too, have more threads for a row than for a column.
+    is_state = any(_is_of_states(each.node.arg.monoid) for each in plan.sums)
+    is_row = across and (is_state or bool(columns)) and _is_narrow(plan, rows, length)
+    if not is_nest and across and not is_row:
         plan.because("{} results, sums of {}: neighbours in threads read best", points, length)
         plan_columns(plan, by_id(rows), columns, length)
         return
@@ -144,6 +148,11 @@ def _are_own(plan: GpuPlan, nested: Sequence[Reduction]) -> bool:
         and iterations((each.free - data - shared).union(each.own)) <= min(most, FAR_ROW)
         for each in nested
     )
+
+
+def _is_of_states(monoid: Monoid) -> bool:
+    """Whether what a fold makes are several numbers, and depends on the order."""
+    return monoid.arity != 1 and not monoid.is_exact
 
 
 def _is_narrow(plan: GpuPlan, rows: frozenset[Node], length: int) -> bool:

@@ -115,6 +115,17 @@ def test_threads_have_whole_rows_of_a_few_neighbours(
         assert f"st.global.v{wide[0]}.f32" in text
 
 
+@pytest.mark.parametrize(("rows", "length"), [(301, 3), (1001, 5), (299, 2), (77, 7)])
+def test_rows_that_no_access_divides_are_several_at_once(rows: int, length: int) -> None:
+    """Threads read rows beside each other, and wait for those of a thread together."""
+    kernel = k.softmax(rows, length)
+    schedule = choose_schedule(kernel, replace(HOPPER, busy_threads=16))
+    (split,) = [s for s in schedule.steps if isinstance(s, Split) and s.axis == "i0"]
+    assert [name for name, _ in split.parts] == ["i0_o", "i0_u0", "i0_t1"]
+    assert dict(split.parts)["i0_u0"] == 4 if length > 2 else 2
+    check_gpu(kernel, schedule, SMALL)
+
+
 @pytest.mark.parametrize(("rows", "length"), [(300, 25), (300, 100), (20, 3)])
 def test_longer_and_fewer_rows_are_shared(rows: int, length: int) -> None:
     plan = GpuPlan(facts_of(k.softmax(rows, length)), SMALL)
