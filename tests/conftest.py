@@ -93,14 +93,15 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Refuse names that differ from process to process, with which tests cannot be shared out.
 
-    Of a test that is marked `few(count)`, all cases but `count` become slow: those whose names'
-    digests come last, so that the choice is the same everywhere and favours no parameter.
+    Of a test that is marked `few(count)`, all cases but `count` are slow: those that are marked so,
+    and of the others those whose names' digests come last, so that the choice is the same
+    everywhere and favours no parameter.
     """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if " at 0x" in item.nodeid:
             raise pytest.UsageError(f"give the parameters of {item.nodeid} names (ids=...)")
-        if item.get_closest_marker("few"):
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for same in cases.values():
         (count,) = same[0].get_closest_marker("few").args  # type: ignore[union-attr]

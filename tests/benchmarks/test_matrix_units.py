@@ -161,6 +161,7 @@ def test_all_kernels_of_a_training_step_are_compiled(name: str) -> None:
     assert not failed, [(kernel.arg.name, str(error)) for kernel, error in failed]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", [
     "GPT-2", "Llama", "ViT-S", "U-Net", "LSTM", pytest.param("ResNet-50", marks=pytest.mark.slow)
 ])  # fmt: skip

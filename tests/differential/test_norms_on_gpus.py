@@ -79,6 +79,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Any, int], tuple[An
 }
 
 
+@pytest.mark.few(60)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("dtype", UNITS)
 @pytest.mark.parametrize("name", CASES)

@@ -253,6 +253,7 @@ def test_what_lies_with_its_channels_innermost_is_stored_nowhere(padding: int) -
     assert np.abs(found - wanted).max() < 2.0**-9 * float(np.abs(wanted).max())
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("image", "filters", "how", "is_computed"), [
     *[(*case, False) for case in CASES],
     # Of what is computed all has boxes, and an engine walks over places that are not wanted.

@@ -48,6 +48,7 @@ FUNCTIONS: dict[str, Callable[[Any, Any], tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "shape"), [
     ("qr", (4, 4)), ("svd", (4, 4)), ("det", (2, 4, 4)),
     ("slogdet", (2, 4, 4)), ("triangle", (3, 3)), ("lu", (2, 4, 4)), ("matrix_exp", (2, 2)),

@@ -475,6 +475,7 @@ def test_bad_arguments_are_refused() -> None:
         linalg.inverse  # noqa: B018 - the name is what is tested
 
 
+@pytest.mark.slow
 def test_singular_vectors_of_parts_far_below_the_whole_are_orthogonal() -> None:
     count = 67
     matrix = np.diag(10.0 ** -np.linspace(0, 30, count))

@@ -33,6 +33,7 @@ def sums(dtype: DType, lanes: int, count: int, width: int, weights: tuple[int, .
     return kernel(loop(i, store(out, total, index.add(index.mul(i, lanes), v))))
 
 
+@pytest.mark.few(50)
 @ANY
 @pytest.mark.parametrize("lanes", [2, 4, 8, 16])
 @pytest.mark.parametrize("count", [1, 2, 4, 5, 7])

@@ -57,6 +57,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAST_NBYTES", 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("power", [1, 2])
 def test_sums_of_rows_are_made_of_parts(power: int) -> None:

@@ -171,6 +171,7 @@ def test_activations_keep_their_dtype_and_leading_axes() -> None:
     assert (np.abs(found.float().numpy().reshape(6, ROWS) - near) <= 0.02 * bound + 1e-30).all()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", CODES)
 def test_words_and_scales_are_made_where_they_are_multiplied(name: str) -> None:
     """Two kernels or a few make the bytes of all products of `x`; each product is one beside."""

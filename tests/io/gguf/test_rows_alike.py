@@ -45,6 +45,7 @@ def assert_alike(found: list[Any], exact: Any, bound: Any) -> None:
         np.testing.assert_array_equal(some, longest[: len(some)])
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("most", [3, 24], ids=["few", "many"])
 @pytest.mark.parametrize("name", NAMES)
 def test_packed_matrices(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +73,7 @@ def scaled_product(name: str, matrix: nn.BlockScaled, rows: Tensor) -> Tensor:
     return nn.scaled_matmul(nn.quantize_blocks(rows, name), matrix)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("stored", ["float32", "float16", "bfloat16", "float8_e4m3fn", "int8"])
 def test_plain_matrices(stored: str) -> None:
     random = np.random.default_rng(2)
@@ -90,6 +92,7 @@ def test_plain_matrices(stored: str) -> None:
     assert_alike(found, exact, (1 + rounding) * bound + rounding * np.abs(exact))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", ["fp8", "int4", "mxfp8", pytest.param("mxfp4", marks=pytest.mark.slow)]
 )

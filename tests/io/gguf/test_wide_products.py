@@ -88,6 +88,7 @@ def test_exact_products_take_numbers_as_they_are(monkeypatch: pytest.MonkeyPatch
     assert (np.abs(found - wanted) <= alike).all()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("name", "rows"),
     [("Q4_K", 1), ("Q4_K", 2), ("Q4_K", 6), ("Q4_K", 7), ("Q4_K", 8), ("Q6_K", 3), ("Q5_K", 2),

@@ -23,6 +23,7 @@ def residues(before: int, taps: int, stride: int) -> Node:
     return k.kernel(k.out(k.param(0, 3, 5, stride), total, c, q, r))
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize("text", [
     "",
     "reorder('i2', 'i0', 'i1', 'r4', 'r3')",

@@ -36,6 +36,7 @@ def windows(rows: int, taps: int, stride: int, dilation: int, pad: int, flip: bo
     return k.kernel(k.out(k.param(0, 4, rows), k.reduce(Ops.ADD, product, c, r), f, i))
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("pad", [0, 2])
 @pytest.mark.parametrize(("stride", "dilation"), [(1, 1), (2, 1), (1, 3), (4, 2)])

@@ -67,6 +67,7 @@ CASES = (
 )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("shape", "pipe", "blocks", "sizes", "teams"), CASES, ids=str)
 def test_sums_are_of_what_is_stored(
     shape: tuple[int, int, int], pipe: str, blocks: int, sizes: dict[str, int], teams: bool

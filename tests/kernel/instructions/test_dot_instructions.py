@@ -77,7 +77,7 @@ def test_two_halves_at_a_time_without_copies(inner: int) -> None:
     assert count(loop, Ops.DOT2) == 1
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [BRAIN, F32], ids=str)
 @pytest.mark.parametrize(
     ("m", "n", "inner", "a_t", "b_t"),

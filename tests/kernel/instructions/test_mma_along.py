@@ -122,6 +122,7 @@ def test_products_are_those_of_numpy(
         np.testing.assert_array_equal(found.reshape(m, n), wanted)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("target", OCTETS, ids=lambda target: target.name)
 @pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
 @pytest.mark.parametrize("shape", [(64, 64, 384), (70, 130, 256), (65, 72, 160)], ids=str)

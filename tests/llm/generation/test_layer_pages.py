@@ -78,6 +78,7 @@ class Runs:
         ).numpy()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0"])
 def test_chunks_have_one_result_wherever_they_begin(kind: str) -> None:
     tolerance = {"f32": 1e-6, "f16": 1e-3, "bf16": 1e-2, "q8_0": 1e-2}[kind]

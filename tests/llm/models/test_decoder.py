@@ -77,6 +77,7 @@ def test_symbolic_steps_through_a_cache_score_as_one_call_does(name: str, tmp_pa
     assert place == LENGTH
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
 def test_packed_weights_score_as_what_they_stand_for(kind: str, tmp_path: Path) -> None:
     plain = replace(FAMILIES["mixtral"], width=64, head=16, hidden=96, experts=Experts(hidden=96))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from baregrad.kernel.language.schedule import Bind, Split, StageReduce
 from baregrad.kernel.planning.first_schedule import choose_schedule
 from baregrad.target.cpu import cpu_row_named
@@ -45,6 +47,7 @@ def test_threads_share_images_that_are_in_memory_and_read_once_for_each_panel() 
     assert [step.axis for step in schedule.steps if is_shared(step)] == ["i1o"]
 
 
+@pytest.mark.slow
 def test_threads_share_the_steps_of_one_long_row() -> None:
     """A sequence has no other axis: its tiles are shared where no sums wait between panels."""
     kernel = k.conv(1, 17, 16, 3, 2050, 3)

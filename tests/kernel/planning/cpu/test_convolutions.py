@@ -48,6 +48,7 @@ GRADIENTS = (
 )
 
 
+@pytest.mark.few(25)
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: str(target.name))
 @pytest.mark.parametrize("sizes", FORWARD, ids=str)
 def test_a_convolution(sizes: tuple[int, ...], target: Any) -> None:

@@ -19,6 +19,7 @@ AVX512 = cpu_row_named("x86-64-avx512")
 BANDS = replace(AVX512, name="bands", l2_bytes=1 << 15)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("sizes", [
     (1, 16, 16, 10, 18, 3), (1, 20, 17, 8, 17, 3, 1, 1), (1, 16, 16, 10, 33, 3, 2, 1),
 ], ids=str)

@@ -60,6 +60,7 @@ def test_rows_that_meet_are_added_in_order(columns: int) -> None:
     np.testing.assert_array_equal(found[0], wanted)
 
 
+@pytest.mark.slow
 def test_threads_share_a_scan_that_is_joined_with_its_argument() -> None:
     """The steps of a scan stand inside all other loops, that over the two arrays as well."""
     i, j, which, p = range_node(30, 0), range_node(100, 1), range_node(2, 2), range_node(20, 3)

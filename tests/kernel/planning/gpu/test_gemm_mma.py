@@ -191,7 +191,7 @@ def test_elsewhere_two_columns_are_neighbours_and_no_more(monkeypatch: pytest.Mo
         assert "n_v" not in str(schedule)
 
 
-@pytest.mark.few(40)
+@pytest.mark.few(20)
 @pytest.mark.parametrize("deep", [16, 64, 128])
 @pytest.mark.parametrize("arrays", ["ax nx", "ax xn", "xa nx", "xa xn"])
 @pytest.mark.parametrize("tile", TILES, ids=str)
