@@ -39,9 +39,8 @@ UNIT, ROW_NBYTES = 16, 128
 MOST_RANK, MOST_BOX, MOST_SIZE, MOST_STRIDE = 5, 256, 1 << 32, 1 << 40
 MOST_CORNER = (1 << 31) - 1
 _READS = Ops.LOAD.bit | Ops.INDEX.bit
-# Boxes that fill one panel, since each is an instruction of a lone thread; and maps of them, which
-# are parameters of 128 bytes, of 4,352 that a kernel has.
-MOST_BOXES, MOST_MAPS = 64, 8
+# Boxes that fill one panel, since each is an instruction of a lone thread.
+MOST_BOXES = 64
 
 
 class BoxCopy(NamedTuple):
@@ -327,43 +326,47 @@ def copied_in_boxes(stage: Node, number: int) -> tuple[Node, list[SharedCopy]]:
     value, *own = stage.src
     first = FIRST_ID + 8 * number
     axes = [range_node(_size(axis), first + at, "", "unroll") for at, axis in enumerate(own)]
-    parts = _parts_of(stage, axes)
+    found = _found(stage, axes)
     window = _window_of(stage)
-    if parts is None and window is None:
+    if found is None and window is None:
         raise _no_box(stage)
     layout, row = stage.arg.layout, row_of(stage)
     shape = [_size(axis) for axis in own]
     shape[-len(row) :] = [pitch_of(layout)]
     where = Alloc(number, "shared", tuple(shape), layout, stage.arg.depth, f"s{number}")
     buffer = Node(Ops.ALLOC, value.dtype, (), where)
-    if parts is not None:
-        return buffer, [
-            SharedCopy(None, None, part, in_rows([substitute(axis, here) for axis in axes], row))
-            for here, part in parts
-        ]
-    assert window is not None
-    return buffer, _of_window(window, value, in_rows(own, row), buffer)
+    if found is None:
+        assert window is not None
+        places = in_rows(own, row)
+        return buffer, _at_points(window.box, window.corner, window.apart, value, places, buffer)
+    box, apart, value = found
+    places = in_rows(axes, row)
+    if not apart:
+        return buffer, [SharedCopy(None, None, value, places)]
+    # Boxes of one map, whatever is known of the edges at each point.
+    return buffer, _at_points(box.box, box.corner, apart, value, places, buffer)
 
 
-def _of_window(
-    window: WindowBox, value: Node, places: Sequence[Node], buffer: Node
-) -> list[SharedCopy]:
-    """The boxes of a window: one for each point of its axes apart."""
+def _at_points(
+    box: TensorBox, corners: Sequence[Node], apart: Sequence[Node], value: Node,
+    places: Sequence[Node], buffer: Node,
+) -> list[SharedCopy]:  # fmt: skip
+    """Boxes of a map: one for each point of the axes apart."""
     _, read = _element_of(value)
     flat = index.as_node(index.flatten(places, buffer.arg.shape))
     zero = {axis: const(0, dtypes.index) for axis in flat.ranges}
     copies = []
-    for point in product(*[range(_size(axis)) for axis in window.apart]):
-        here = {a: const(at, dtypes.index) for a, at in zip(window.apart, point, strict=True)}
-        corner = [substitute(one, here) for one in window.corner]
+    for point in product(*[range(_size(axis)) for axis in apart]):
+        here = {a: const(at, dtypes.index) for a, at in zip(apart, point, strict=True)}
+        corner = [substitute(one, here) for one in corners]
         first = substitute(flat, {**zero, **here})
-        copies.append(SharedCopy(None, None, read.src[0], (first, *corner), window.box))
+        copies.append(SharedCopy(None, None, read.src[0], (first, *corner), box))
     return copies
 
 
 def is_of_boxes(stage: Node) -> bool:
     """Whether the engine fills the array of a STAGE: what `copied_in_boxes` would not refuse."""
-    return _parts_of(stage, list(stage.src[1:])) is not None or _window_of(stage) is not None
+    return _found(stage, list(stage.src[1:])) is not None or _window_of(stage) is not None
 
 
 def _window_of(stage: Node) -> WindowBox | None:
@@ -383,10 +386,10 @@ def _is_of_rows(stage: Node) -> bool:
     return prod(row_of(stage)) * stage.src[0].dtype.itemsize == ROW_NBYTES
 
 
-def _parts_of(stage: Node, axes: Sequence[Node]) -> list[tuple[dict[Node, Node], Node]] | None:
-    """The elements of a STAGE over `axes` in place of its own, a box each; None if they are none.
+def _found(stage: Node, axes: Sequence[Node]) -> tuple[BoxCopy, list[Node], Node] | None:
+    """The box of a STAGE over `axes` in place of its own, those that it does not cover, the value.
 
-    Each with the places of the axes that no box covers.
+    None where its elements are no boxes.
     """
     value, *own = stage.src
     if not _is_of_rows(stage):
@@ -397,18 +400,7 @@ def _parts_of(stage: Node, axes: Sequence[Node]) -> list[tuple[dict[Node, Node],
     if found is None:
         return None
     apart = moving[: len(moving) - found.covered]
-    if prod([_size(axis) for axis in apart]) > MOST_BOXES:
-        return None
-    parts, maps = [], set()
-    for point in product(*[range(_size(axis)) for axis in apart]):
-        here = {a: const(at, dtypes.index) for a, at in zip(apart, point, strict=True)}
-        part = substitute(value, here)
-        box = box_of(part, moving[len(apart) :][::-1])
-        if box is None or box.covered != found.covered:
-            return None
-        parts.append((here, part))
-        maps.add(box.box)
-    return parts if len(maps) <= MOST_MAPS else None
+    return (found, apart, value) if prod(map(_size, apart)) <= MOST_BOXES else None
 
 
 def _no_box(stage: Node) -> ScheduleError:
