@@ -30,7 +30,7 @@ from baregrad.ir.core.node import (
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.applying import partial_tiles
 from baregrad.kernel.applying.axes import table_after
-from baregrad.kernel.applying.axis_parts import in_parts
+from baregrad.kernel.applying.axis_parts import in_parts, with_whole_parts
 from baregrad.kernel.applying.final_axes import FinalAxes
 from baregrad.kernel.applying.input_copies import copied_places, copy_loops
 from baregrad.kernel.applying.scope import Pieces, Scope, flat_array, plain
@@ -419,6 +419,7 @@ class Rewriter:
             inner = "" if word is None else word.axis
             whole = where.src[0].arg.slot in self.words
             pieces, wide = without_parts(regions, scope.pieces, scope.ranges)
+            wide = with_whole_parts(step.axes, wide)
             lanes = step.lanes if isinstance(step, StageInput) else 0
             copy = copy_loops(lanes, where, names, wide, pieces, first, gpu, inner, whole, merged)
             ranges = {**scope.ranges, **copy.ranges}

@@ -15,6 +15,7 @@ from baregrad.base.errors import ScheduleError
 from baregrad.ir.core import index
 from baregrad.ir.core.axes import THREAD_BINDS
 from baregrad.ir.core.index import Dim
+from baregrad.ir.core.node import extent_of
 from baregrad.kernel.applying.staging_checks import (
     check_factor,
     check_prefetch,
@@ -22,6 +23,7 @@ from baregrad.kernel.applying.staging_checks import (
     check_shares,
     check_stream,
     illegal,
+    nodes_of,
 )
 from baregrad.kernel.facts.analysis import Facts, out_axes
 from baregrad.kernel.facts.axis_table import (
@@ -60,6 +62,7 @@ from baregrad.kernel.language.schedule import (
     StreamOutput,
     StreamTiles,
     Tensorize,
+    part_of_axis,
 )
 from baregrad.target import AnyTarget
 
@@ -99,10 +102,36 @@ def _stage(table: AxisTable, step: StageInput | StageFactor | StageReduce) -> No
         table.staged_inputs.append(step)
     elif isinstance(step, StageFactor):
         table.staged_factors.append(step)
+        for part in step.axes:
+            name, _, size = part_of_axis(part)
+            if size and index.mod(table.axes[name].extent, size) != 0:
+                _limit_copies(table, name)
     else:
         check_room(table, step, sizes[1:])
         table.staged_reductions.append(step)
     table.staged.update(names)
+
+
+def _limit_copies(table: AxisTable, name: str) -> None:
+    """Have copies that go on past the end of a part of an axis end where that axis does."""
+    origin = table.axes[name].origin
+    extent = index.product(extent_of(node) for node in nodes_of(table, name))
+    found = []
+    for piece in table.pieces[origin]:
+        scale = dict(piece.terms).get(name)
+        if scale is not None:
+            terms = sorted(piece.terms, key=lambda term: -term[1])
+            # What says the same of tiles that end where the part does is implied.
+            others = [each for each in piece.limits if each != _limit(extent, terms)]
+            if piece.start == 0 and index.mod(extent, scale) == 0:
+                outside = [(each, size // scale) for each, size in terms if size >= scale]
+                limit = Limit(0, tuple(outside), index.floordiv(extent, scale))
+            else:
+                limit = Limit(piece.start, tuple(terms), extent)
+            piece = piece._replace(limits=(*others, limit))
+        found.append(piece)
+    table.pieces[origin] = found
+    table.masked = True
 
 
 def _check_chunks(axis: Axis, grain: int, step: Step) -> None:

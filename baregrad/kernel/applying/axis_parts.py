@@ -1,12 +1,14 @@
 """Copies that have an axis in two parts, with others between: rows of it and which of these it is.
 
 So a factor's rows that are longer than what lies in one line of shared memory are panels of it.
+These are whole, also where the axis ends inside one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from baregrad.base.bits import round_up
 from baregrad.ir.core import index
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, range_node
@@ -40,6 +42,20 @@ def in_parts(
         else:
             found.append(whole)
     return substitute(value, moved), tuple(found)
+
+
+def with_whole_parts(parts: Sequence[str], ranges: Mapping[str, Node]) -> Mapping[str, Node]:
+    """The ranges of a copy, where an axis in two parts goes on to the end of the last inner one.
+
+    Nobody reads what is copied past the axis' own end.
+    """
+    longer = dict[str, Node]()
+    for name, sign, size in map(part_of_axis, parts):
+        if sign == "/" and name in ranges:
+            where = ranges[name].arg
+            extent = round_up(int(ranges[name].src[0].arg), size)
+            longer[name] = range_node(extent, where.id, where.axis, where.bind)
+    return {**ranges, **longer} if longer else ranges
 
 
 def places_in_parts(

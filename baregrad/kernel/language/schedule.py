@@ -149,7 +149,8 @@ class StageFactor:
     `place` is 0 or 1, in the order of the product. What is kept over `axes`, outermost first, is
     the value ahead of the cast that widens it: the elements of an input, or what is computed of
     several. Otherwise as `StageInput`; what is past the end of a masked axis is 0. An axis may be
-    there in two parts, `a/32` and, further in, `a%32`.
+    there in two parts, `a/32` and, further in, `a%32`: as many of these as hold all of it, of which
+    the last has what comes next of the axis that `a` is a part of.
     """
 
     place: int

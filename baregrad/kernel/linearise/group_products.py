@@ -29,10 +29,11 @@ def multiply_group(values: Values, node: Node) -> None:
     outer = node.src[7:]
     rows = _axes(values, left, outer)
     tiles = _axes(values, right, outer)
-    address = values.memory.addresses[right]
     here = values.point
     points = values.tiles.points(tiles, here)
-    points = sorted(points, key=lambda point: address.at({**point, **dict.fromkeys(outer, 0)}))
+    points = sorted(
+        points, key=lambda point: _place(values, right, {**point, **dict.fromkeys(outer, 0)})
+    )
     # As few instructions as can be, and those of one size.
     count = -(-len(points) // MOST_TILES)
     if len(points) % count:
@@ -120,7 +121,7 @@ def _multiply(
     mma = node.arg
     beside = int(node.src[5].src[0].arg) // 2
     alone = registers_of(0, beside).alone
-    places = [values.memory.addresses[right].at({**where, **point}) for point in points]
+    places = [_place(values, right, {**where, **point}) for point in points]
     panel = _panel(places, mma.b_major != "k", row_of(right.dtype))
     by_lanes = is_read_by_lanes(left.dtype, mma.a_major == "k")
     operands: list[Node] = []
@@ -152,10 +153,24 @@ def _multiply(
     values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (*operands, *registers), what))
 
 
+def _place(values: Values, load: Node, point: Point) -> int:
+    """Where a factor is read at a point, from where no unrolled axis moves it on."""
+    address = values.memory.addresses[load]
+    if not address.points:
+        return address.at(point)
+    # Columns go on in the next panel.
+    values.point = point
+    rest, more = values.at_point(address.points)
+    if rest:
+        raise CompilerBug("columns that do not lie as a matrix unit reads them", found=rest)
+    return address.at(point) + more
+
+
 def _panel(places: Sequence[int], turned: bool, row: int) -> int:
     """Elements from a panel of columns to the next one, if the tiles lie as instructions read them.
 
-    Tiles of columns are eight rows after eight; turned, they are side by side in panels.
+    Tiles of columns are eight rows after eight; turned, they are side by side in panels, of which
+    the last may have more than are read.
     """
     first, *_ = places
     panel = places[PANEL_TILES] - first if turned and len(places) > PANEL_TILES else 0
@@ -165,6 +180,6 @@ def _panel(places: Sequence[int], turned: bool, row: int) -> int:
         )
         for number in range(len(places))
     ]  # fmt: skip
-    if list(places) != wanted or (turned and (first % row or len(places) % PANEL_TILES)):
+    if list(places) != wanted or (turned and first % row):
         raise CompilerBug("columns that do not lie as a matrix unit reads them", found=places)
     return panel

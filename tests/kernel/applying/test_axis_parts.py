@@ -7,7 +7,7 @@ from itertools import product
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, const, range_node
 from baregrad.ir.core.substitution import substitute
-from baregrad.kernel.applying.axis_parts import in_parts, places_in_parts
+from baregrad.kernel.applying.axis_parts import in_parts, places_in_parts, with_whole_parts
 
 SIZES = {"m": 12, "k": 3}
 AXES = tuple([range_node(size, place, name) for place, (name, size) in enumerate(SIZES.items())])
@@ -29,6 +29,21 @@ def test_rows_of_an_axis_lie_around_another_one() -> None:
         places = places_in_parts(parts, list(SIZES), here)
         assert [constant(place) for place in places] == [m // 4, k, m % 4]
         assert constant(substitute(value, dict(zip(axes, places, strict=True)))) == 100 * m + k
+
+
+def test_the_last_part_is_whole() -> None:
+    """Three rows of five hold twelve, and three that come next."""
+    parts = ["m/5", "k", "m%5"]
+    ranges = with_whole_parts(parts, dict(zip(SIZES, AXES, strict=True)))
+    assert [ranges[name].src[0].arg for name in SIZES] == [15, 3] and ranges["k"] is AXES[1]
+    value = substitute(VALUE, {AXES[0]: ranges["m"]})
+    value, axes = in_parts(parts, value, list(SIZES), tuple(ranges.values()))
+    assert [axis.src[0].arg for axis in axes] == [3, 3, 5]
+    found = set()
+    for at in product(range(3), range(3), range(5)):
+        here = {axis: const(p, axis.dtype) for axis, p in zip(axes, at, strict=True)}
+        found.add(constant(substitute(value, here)))
+    assert found == {100 * m + k for m in range(15) for k in range(3)}
 
 
 def test_axes_that_a_copy_lacks_have_no_parts() -> None:

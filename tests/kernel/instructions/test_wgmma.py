@@ -128,6 +128,27 @@ def test_sums_are_those_of_numpy_in_float64() -> None:
     assert np.abs(found - wanted).max() < 256 * 2.0**-24 * np.abs(wanted).max()
 
 
+IN_PART = "stage_factor(1, 'v/8', 'ki', 'kk', 'v%8', 'n', swizzle=3)"
+
+
+@pytest.mark.parametrize(
+    "pipe", ["", "pipeline('ko', 2)", ASYNC.format(3), "pipeline('ko', 2, 'tma')"]
+)
+@pytest.mark.parametrize("shape", [(128, 160, 192), (120, 88, 200)])
+def test_a_panel_that_is_read_in_part(shape: tuple[int, int, int], pipe: str) -> None:
+    """80 columns are a panel and a quarter of one: nothing past the end of the array is read."""
+    steps = [HEAD.format(groups=2, tiles=1, panels=1).replace("v=8", "v=10"), LEFT[0], IN_PART]
+    steps += [pipe] * bool(pipe) + [roles_text(8)] * ("tma" in pipe)
+    spelled = f"Schedule({', '.join(steps)})"
+    kernel = product(*shape, dtype=BRAIN)
+    check_gpu(kernel, spelled)
+    arrays = k.arguments(kernel)
+    left, right = (to_array(arrays[slot], BRAIN).astype(np.float64) for slot in (1, 2))
+    found = run_text(*lowered(kernel, spelled), arrays)[0]
+    bound = shape[2] * 2.0**-24 * (np.abs(left) @ np.abs(right))
+    assert (np.abs(found - left @ right) <= bound).all()
+
+
 def bytes_product(m: int, n: int, r: int, kinds: Kinds) -> Node:
     """c = a b.T of bytes that lie along the sums: in int32, or of floats in float32."""
     i, j, q = (k.range_node(size, place) for place, size in enumerate((m, n, r)))
