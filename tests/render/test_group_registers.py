@@ -55,23 +55,26 @@ def test_a_block_has_what_it_was_given(sizes: dict[str, int]) -> None:
     assert blocks * each <= HOPPER.registers_per_unit
 
 
-# Tiles of a block, whether by boxes or by threads, and of which numbers.
+# Tiles of a block, whether by boxes or by threads, of which numbers, and whether columns lie across
+# the sums.
 CHOICES = [
-    (tile, boxes, numbers)
+    (tile, boxes, numbers, False)
     for tile in (*TILES, *FREE_TILES) for boxes in (False, True)
     for numbers in (HALF, dtypes.float8_e4m3fn) if boxes or tile in TILES
-]  # fmt: skip
+] + [(tile, True, HALF, True) for tile in FREE_TILES]
 
 
-def programs(tile: GroupTile, boxes: bool, numbers: DType) -> Iterator[tuple[GroupChoice, Node]]:
+def programs(
+    tile: GroupTile, boxes: bool, numbers: DType, across: bool
+) -> Iterator[tuple[GroupChoice, Node]]:
     """The programs of the choices of a tile with as few slots as there are, and the choices."""
     m, n, x = (range_node(size, place) for place, size in enumerate((512, 512, 512)))
-    reads = [cast(k.at(k.param(slot, 512, 512, dtype=numbers), side, x), dtypes.float32)
-             for slot, side in ((1, m), (2, n))]  # fmt: skip
+    reads = [cast(k.at(k.param(slot, 512, 512, dtype=numbers), *side), dtypes.float32)
+             for slot, side in ((1, (m, x)), (2, (x, n) if across else (n, x)))]  # fmt: skip
     total = k.reduce(Ops.ADD, alu(Ops.MUL, *reads), x)
     kernel = k.kernel(k.out(k.param(0, 512, 512), total, m, n))
     product = [Product(512, 512, 512, 1)]
-    ranked = ranked_groups(HOPPER, product, (True, True), numbers, boxes, free=True)
+    ranked = ranked_groups(HOPPER, product, (True, True), numbers, boxes, whole=64 if across else 8)
     for choice in [one for one in ranked if one.tile == tile and one.slots == 2]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(gemm_mma, "ranked_tiles", lambda *_: [])
@@ -84,11 +87,11 @@ def programs(tile: GroupTile, boxes: bool, numbers: DType) -> Iterator[tuple[Gro
         yield choice, lowered(kernel, schedule)[1]
 
 
-@pytest.mark.parametrize(("tile", "boxes", "numbers"), CHOICES, ids=str)
+@pytest.mark.parametrize(("tile", "boxes", "numbers", "across"), CHOICES, ids=str)
 def test_the_planner_counts_the_blocks_that_there_are(
-    tile: GroupTile, boxes: bool, numbers: DType
+    tile: GroupTile, boxes: bool, numbers: DType, across: bool
 ) -> None:
-    for choice, program in programs(tile, boxes, numbers):
+    for choice, program in programs(tile, boxes, numbers, across):
         signature = gpu_signature(program)
         blocks = blocks_of_groups(program, signature, HOPPER)
         assert choice.resident == blocks > 0
@@ -100,12 +103,12 @@ def test_the_planner_counts_the_blocks_that_there_are(
 
 @needs_ptxas
 @pytest.mark.slow
-@pytest.mark.parametrize(("tile", "boxes", "numbers"), CHOICES, ids=str)
+@pytest.mark.parametrize(("tile", "boxes", "numbers", "across"), CHOICES, ids=str)
 def test_the_assembler_agrees(
-    tile: GroupTile, boxes: bool, numbers: DType, tmp_path: Path
+    tile: GroupTile, boxes: bool, numbers: DType, across: bool, tmp_path: Path
 ) -> None:
     """It spills nothing, and has no word about registers that change hands or serial products."""
-    for _, program in programs(tile, boxes, numbers):
+    for _, program in programs(tile, boxes, numbers, across):
         done = subprocess.run(
             ["ptxas", "-arch=sm_90a", "-fmad=false", "-v", "-", "-o", tmp_path / "code"],
             input=get("ptx").render(program, HOPPER).encode(), capture_output=True, check=False,

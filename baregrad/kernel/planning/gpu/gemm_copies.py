@@ -20,7 +20,9 @@ from baregrad.ir.core.node import Node, extent_of
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, iterations
 from baregrad.kernel.gpu.window_boxes import window_of
+from baregrad.kernel.instructions.mma_sync import N
 from baregrad.kernel.instructions.wgmma import PANEL, ROW_NBYTES
+from baregrad.kernel.language.schedule import StageFactor
 from baregrad.kernel.planning.gpu.gemm_factors import Factor, GemmFactors
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
@@ -216,6 +218,36 @@ def run_of(read: ArrayAccess, axes: Sequence[Node]) -> list[Node]:
         found.append(axis)
         stride *= iterations([axis])
     return found
+
+
+def element_nbytes(factor: Factor) -> int:
+    """Bytes of an element of the array that is read for a factor, or of one of several."""
+    return (factor.element or factor.reads[0]).array.dtype.itemsize
+
+
+def copies_of_groups(
+    plan: GpuPlan, factors: GemmFactors, orders: Orders, count: int, beside: int
+) -> None:
+    """How both factors lie in shared memory for products of groups: in rows of 128 bytes.
+
+    count: columns of a group. beside: tiles of them that take turns.
+    """
+    columns = ("n_u", "n_v", "n_i") if beside > 1 else ("n_u", "n_i")
+    right: tuple[str, ...] = ("n_w", "n_p", "k_u", "k_i", *columns)
+    if not orders.right.turned:
+        right = ("n_w", "n_p", *columns, "k_u", "k_i")
+    elif count % PANEL:
+        # Boxes are whole panels, of which the last is read in part.
+        tiles = PANEL // (N * beside)
+        right = ("n_w", f"n_u/{tiles}", "k_u", "k_i", f"n_u%{tiles}", *columns[1:])
+    left: tuple[str, ...] = ("m_w", "m_u", "k_u", "k_i", "m_i")
+    if not orders.left.turned:
+        left = ("m_w", "m_u", "m_i", "k_u", "k_i")
+    elif element_nbytes(factors.left) == dtypes.tfloat32.itemsize:
+        # 64 rows are two panels of 128 bytes, which lanes read.
+        left = ("m_w", "m_u", "m_i/32", "k_u", "k_i", "m_i%32")
+    plan.steps.append(StageFactor(factors.left.place, left, swizzle=3))
+    plan.steps.append(StageFactor(factors.right.place, right, swizzle=3))
 
 
 def held_first(plan: GpuPlan, factors: GemmFactors, dtype: DType) -> GemmFactors:

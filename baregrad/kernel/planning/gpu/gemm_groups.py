@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from baregrad.base.bits import round_down
+from baregrad.base.bits import round_down, round_up
 from baregrad.dtypes import DType
 from baregrad.kernel.gpu.pipelines import FEW_SLOTS
 from baregrad.kernel.instructions.wgmma import (
@@ -159,8 +159,9 @@ TILES = tuple([
         (1, 1, 2, 128), (2, 1, 1, 64), (1, 1, 1, 256), (1, 1, 1, 128), (1, 1, 1, 64), (1, 1, 2, 64),
     )
 ])  # fmt: skip
-# Those of boxes whose columns lie along the sums, and so need be no whole panels of shared memory:
-# of more widths there mostly is one that keeps all blocks busy to the end, with the same bits. On
+# Those of boxes, whose columns need be no whole panels of shared memory: of more widths there
+# mostly is one that keeps all blocks busy to the end, with the same bits. Where columns lie across
+# the sums, boxes are whole panels nevertheless, of which the last is read in part. Along them, on
 # an H200 1,536 x 1,536 sums of 8,192 took 67 us without these and 56 with them, 2,560 cubed 57 and
 # 50, 1,792 x 1,792 sums of 7,168 79 and 66. Parts of the depth, stored and added up, took longer
 # than the whole.
@@ -176,7 +177,7 @@ TEAM_TILES = tuple([
 def ranked_groups(
     target: GpuTarget, sizes: Sequence[Product], words: tuple[bool, bool], dtype: DType,
     boxes: bool = False, asked: tuple[bool, bool] = (False, False), teams: int = 1,
-    free: bool = False,
+    whole: int = 0,
 ) -> list[GroupChoice]:  # fmt: skip
     """Tiles and panels that a multiprocessor holds, that of the least time first.
 
@@ -184,7 +185,7 @@ def ranked_groups(
     teams: of several each has a tile, and none multiplies before another is done with that. There
     are none for sums of fewer panels than a whole ring: a convolution 1x1 of 64x256x56x56, of four
     panels, took 71 us by them on an H200 and 64 without.
-    free: whether columns lie along the sums, so that boxes of them need be no whole panels.
+    whole: columns that boxes have multiples of, where those of tiles need be none; else 0.
     asked: which factors' chunks have conditions: of tiles that take as long those with fewer of
     them come first. A convolution 3x3 of 64x256x56x56 took 325 us on an H200 by 128 places of the
     image and 256 filters, 333 by 256 and 128, on an H100 326 and 340.
@@ -199,10 +200,10 @@ def ranked_groups(
         words = True, True
     most = min(MOST_SLOTS if any(words) else 2, panels)
     found = []
-    tiles = (*TILES, *FREE_TILES) if boxes and free else TILES
+    tiles = (*TILES, *FREE_TILES) if boxes and whole else TILES
     for tile in tiles if teams == 1 else TEAM_TILES:
         for slots in range(1 if most == 1 else 2, most + 1):
-            how = _Copied(slots, words, dtype, boxes, teams)
+            how = _Copied(slots, words, dtype, boxes, teams, max(whole, 1))
             times = [_cycles(target, size, tile, how) for size in sizes]
             time = expected(sizes, times)
             if time is not None:
@@ -254,7 +255,7 @@ def larger_first(ranked: list[Any]) -> list[Any]:
 class _Copied(NamedTuple):
     """How panels come: how many at once, which factors by words, of a dtype, or all as boxes.
 
-    teams: of threads that read them in turns.
+    teams: of threads that read them in turns. whole: columns of which multiples come.
     """
 
     slots: int
@@ -262,6 +263,7 @@ class _Copied(NamedTuple):
     dtype: DType
     boxes: bool
     teams: int = 1
+    whole: int = 1
 
 
 def _resident(target: GpuTarget, tile: GroupTile, how: _Copied) -> tuple[int, Parted]:
@@ -271,7 +273,7 @@ def _resident(target: GpuTarget, tile: GroupTile, how: _Copied) -> tuple[int, Pa
     if waiting > MOST_HELD:
         return 0, Parted(0)
     phases = (how.boxes + (how.teams > 1)) * PHASES_NBYTES
-    nbytes = how.slots * ROW_NBYTES * (tile.m + tile.n) + phases
+    nbytes = how.slots * ROW_NBYTES * (tile.m + round_up(tile.n, how.whole)) + phases
     # Sums of a panel's own are those of 64 rows at a time.
     results = tile.results + (tile.columns // 2 if adds_apart(dtype) else 0)
     if not how.boxes:
@@ -309,7 +311,7 @@ def _cycles_of_panel(tile: GroupTile) -> int:
 
 def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> float | None:
     """What a product takes with a tile; None where a multiprocessor does not hold the tile."""
-    slots, _, dtype, boxes, teams = how
+    slots, _, dtype, boxes, teams, whole = how
     resident, _ = _resident(target, tile, how)
     if not resident:
         return None
@@ -326,7 +328,7 @@ def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> 
     if adds_apart(dtype) and groups * here == 1:
         # While threads add up, nobody has the unit.
         multiplied += M * tile.tiles_m * tile.columns // LANES
-    moved = ROW_NBYTES * (min(tile.m, size.m) + min(tile.n, size.n))
+    moved = ROW_NBYTES * (min(tile.m, size.m) + min(round_up(tile.n, whole), size.n))
     latency = BOX_LATENCY if boxes else LATENCY
     rate = min(SHARED * target.cache_bytes_per_cycle, here * lead * moved / latency)
     work = multiplied, moved / rate

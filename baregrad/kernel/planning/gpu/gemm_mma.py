@@ -49,6 +49,8 @@ from baregrad.kernel.planning.gpu.gemm_copies import (
     CHUNK_NBYTES,
     FactorCopy,
     Orders,
+    copies_of_groups,
+    element_nbytes,
     held_first,
     in_boxes,
     in_walks,
@@ -288,7 +290,7 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
     cluster = _cluster(plan, orders, choice, largest, dtype) if not chosen else (1, 1)
     _tiles(plan, orders, choice.tile, (panel, depth), beside, chosen, cluster)
     if isinstance(choice, GroupChoice):
-        _copies_of_groups(plan, factors, orders, beside)
+        copies_of_groups(plan, factors, orders, choice.tile.columns, beside)
         blocks = blocks_of(largest, choice.tile)
         if choice.resident == 1 and blocks > plan.target.units:
             # One block of a multiprocessor after the other would each begin with nothing copied.
@@ -316,9 +318,11 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
         )
     if isinstance(choice, GroupChoice) and choice.boxes:
         walks = orders.left.walks or orders.right.walks
+        in_part = orders.right.turned and choice.tile.n % wgmma.PANEL
         plan.because(
-            "an engine copies panels as boxes{}, for a warp of its own",
+            "an engine copies panels as boxes{}{}, for a warp of its own",
             ", or walks along places of an image" if walks else "",
+            f" of {wgmma.PANEL} columns, the last of which is read in part" if in_part else "",
         )
     elif isinstance(choice, GroupChoice) and plan.target.bulk_copies:
         plan.because(
@@ -345,8 +349,9 @@ def _groups(
         by_lanes = wgmma.is_read_by_lanes(dtype, not engine.left.turned)
         chosen = bool(_chosen(plan, factors))
         uneven = chosen or wgmma.adds_apart(dtype) or by_lanes
-        free = not (engine.right.turned or engine.right.walks or chosen or by_lanes)
-        by_boxes = ranked_groups(plan.target, products, words, dtype, True, free=free)
+        free = not (engine.right.walks or chosen or by_lanes)
+        whole = (wgmma.PANEL if engine.right.turned else N) * free
+        by_boxes = ranked_groups(plan.target, products, words, dtype, True, whole=whole)
         if not uneven and not any(copy.walks for copy in (engine.left, engine.right)):
             by_boxes += ranked_groups(plan.target, products, words, dtype, True, teams=MOST_TEAMS)
             by_boxes.sort(key=lambda choice: choice.cycles)
@@ -382,7 +387,7 @@ def _of_engine(plan: GpuPlan, factors: GemmFactors, orders: Orders) -> Orders | 
     for factor, copy, own in (
         (factors.left, orders.left, orders.rows), (factors.right, orders.right, orders.columns),
     ):  # fmt: skip
-        chunk = CHUNK_NBYTES // _element_nbytes(factor)
+        chunk = CHUNK_NBYTES // element_nbytes(factor)
         is_box = in_boxes(factor, own, orders.depth, copy, chunk)
         in_halves = copy.turned and chunk == CHUNK // 2
         walks = not (is_box or in_halves) and in_walks(factor, own, orders.depth, copy, chunk)
@@ -397,11 +402,6 @@ def _chosen(plan: GpuPlan, factors: GemmFactors) -> list[Node]:
     said = {axis for read in factors.right.reads for atom, _ in read.offset.rest
             if atom.has(Ops.INDEX) for axis in atom.ranges}  # fmt: skip
     return [axis for axis in factors.shared if axis in said and axis not in plan.uncertain]
-
-
-def _element_nbytes(factor: Factor) -> int:
-    """Bytes of an element of the array that is read for a factor, or of one of several."""
-    return (factor.element or factor.reads[0]).array.dtype.itemsize
 
 
 def _copies(
@@ -430,21 +430,6 @@ def _copies(
         else:
             axes = tuple([name for name, _ in (*own, each, *steps)])
             plan.steps.append(StageFactor(factor.place, axes, swizzle=3))
-
-
-def _copies_of_groups(plan: GpuPlan, factors: GemmFactors, orders: Orders, beside: int) -> None:
-    """How both factors lie in shared memory for products of groups: in rows of 128 bytes."""
-    columns = ("n_u", "n_v", "n_i") if beside > 1 else ("n_u", "n_i")
-    for factor, turned, outside, row in (
-        (factors.left, orders.left.turned, ("m_w", "m_u"), ("m_i",)),
-        (factors.right, orders.right.turned, ("n_w", "n_p"), columns),
-    ):
-        steps = ("k_u", "k_i")
-        axes = (*outside, *steps, *row) if turned else (*outside, *row, *steps)
-        if turned and _element_nbytes(factor) == dtypes.tfloat32.itemsize:
-            # 64 rows are two panels of 128 bytes, which lanes read.
-            axes = (*outside, "m_i/32", *steps, "m_i%32")
-        plan.steps.append(StageFactor(factor.place, axes, swizzle=3))
 
 
 def _products(plan: GpuPlan, factors: GemmFactors) -> list[Product]:
@@ -526,7 +511,7 @@ def _cluster(
 def _has_slices(copy: FactorCopy, size: int) -> bool:
     """Whether a side's box is cut in a slice for each block of a pair."""
     # What an engine walks along is cut in none, columns that are innermost between panels.
-    return not copy.walks and (not copy.turned or size // wgmma.PANEL % PAIR == 0)
+    return not copy.walks and (not copy.turned or size % (PAIR * wgmma.PANEL) == 0)
 
 
 def _tiles_along(axes: Sequence[Node], size: int) -> int:

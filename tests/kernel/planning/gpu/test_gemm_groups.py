@@ -194,18 +194,20 @@ def columns_of(schedule: Schedule) -> int:
     return prod([size for name, size in columns.items() if name not in ("n_o", "n_g", "n_c")])
 
 
+@pytest.mark.parametrize("right", ["nx", "xn"])
 @pytest.mark.parametrize(("size", "depth", "waves"), [
     (1536, 8192, 1), (1792, 7168, 1), (2304, 4096, 2), (2560, 2560, 2),
 ])  # fmt: skip
-def test_columns_along_the_sums_fill_the_last_wave(size: int, depth: int, waves: int) -> None:
-    """Of tiles 128 rows high and of whole panels the narrowest with as many waves has more."""
-    found = {}
-    for right in ("nx", "xn"):
-        kernel = contraction((size,), (size,), (depth,), "ax", right, "an", written=HALF)
-        found[right] = columns_of(choose(kernel, HOPPER).schedule)
-    blocks = -(-size // 128) * -(-size // found["nx"])
-    assert blocks <= waves * HOPPER.units < blocks * (1 + 1 / 8)
-    assert found["nx"] < found["xn"] and found["xn"] % 64 == 0
+def test_columns_fill_the_last_wave(size: int, depth: int, waves: int, right: str) -> None:
+    """They are fewer than in whole panels, the narrowest of as many waves, and in no more waves."""
+    def blocks(columns: int) -> int:
+        return -(-size // 128) * -(-size // columns)
+
+    kernel = contraction((size,), (size,), (depth,), "ax", right, "an", written=HALF)
+    found = columns_of(choose(kernel, HOPPER).schedule)
+    most = waves * HOPPER.units
+    assert blocks(found) <= most
+    assert found < min(columns for columns in range(64, 257, 64) if blocks(columns) <= most)
 
 
 @pytest.mark.parametrize(("columns", "kernel"), [
@@ -218,6 +220,26 @@ def test_columns_along_the_sums_fill_the_last_wave(size: int, depth: int, waves:
 def test_columns_along_the_sums_need_be_no_whole_panels(
     columns: int, kernel: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    force_columns(monkeypatch, columns)
+    schedule = choose(kernel, HOPPER).schedule
+    (ring,) = [step for step in schedule.steps if isinstance(step, Pipeline)]
+    assert ring.engine == "tma" and columns_of(schedule) == columns
+    check_gpu(kernel, schedule.then(Persist(2)))
+
+
+@pytest.mark.parametrize(("columns", "kernel"), [
+    (160, contraction((128,), (168,), (192,), "ax", "xn", "an")),
+    (144, contraction((136,), (200,), (136,), "xa", "xn", "an")),
+    (96, contraction((128,), (192,), (192,), "ax", "xn", "an")),
+    (208, contraction((72,), (208,), (136,), "xa", "xn", "an")),
+    (112, contraction((136,), (120,), (136,), "xa", "nx", "na")),
+    (240, product(100, 248, 136, bias=True)),
+    (224, product(100, 232, 136, bias=True, dtype=dtypes.bfloat16)),
+], ids=("row", "turned", "even", "whole", "transposed", "bias", "quads"))  # fmt: skip
+def test_boxes_of_columns_across_the_sums_are_whole_panels(
+    columns: int, kernel: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of them is read in part, and nothing past the end of the array."""
     force_columns(monkeypatch, columns)
     schedule = choose(kernel, HOPPER).schedule
     (ring,) = [step for step in schedule.steps if isinstance(step, Pipeline)]
