@@ -46,28 +46,37 @@ def window_tiles(plan: GpuPlan, axes: Sequence[Node]) -> Way | None:
         return None
     if not all(isinstance(extent_of(axis), int) for axis in near):
         return None
-    inner, outer = near[-1], near[-2] if len(near) > 1 else None
-    windows = _windows(plan, inner, outer)
-    if not (windows or _repeats(plan, inner)) or plan.write.stride(inner) != 1:
+    inner = near[-1]
+    if plan.write.stride(inner) != 1:
         return None
-    first = _tile(plan, windows, inner, outer)
+    # Rows are neighbours, or else those next to them, if only these share what they read.
+    found = [
+        (outer, windows, _tile(plan, windows, inner, outer))
+        for outer in near[-2::-1] or [None]
+        if (windows := _windows(plan, inner, outer)) or _repeats(plan, inner)
+    ]
+    if not found:
+        return None
+    outer, windows, first = next((one for one in found if one[2][1] > 1), found[0])
     # What is read once alone gains by wide accesses, not by what its neighbours read.
     if prod(first) == 1 or not (windows or is_power_of_two(first[0])):
         return None
     reads = sum([len(places) for _, places in windows]) or 1
-    return partial(_lay_windows, ordered=ordered, first=first, reads=reads)
+    return partial(_lay_windows, ordered=ordered, outer=outer, first=first, reads=reads)
 
 
 def _lay_windows(
-    plan: GpuPlan, ordered: Sequence[Node], first: tuple[int, int], reads: int
+    plan: GpuPlan, ordered: Sequence[Node], outer: Node | None, first: tuple[int, int], reads: int
 ) -> None:
-    """Give each thread columns and rows of results: so many, or others that a search tries."""
+    """Give each thread columns and rows of results: so many, or others that a search tries.
+
+    outer: the axis that rows lie along.
+    """
     near = ordered[-3:]
-    outer = near[-2] if len(near) > 1 else None
     tried = _tiles(first, near[-1], outer)
     columns, rows = plan.pick("window tile", tried, "{0[0]} by {0[1]}".format)
     plan.because("{} reads near each other: {} rows of {} columns a thread", reads, rows, columns)
-    tiles = [1] * (len(near) - 2) + [rows, columns][-len(near) :]
+    tiles = [rows if axis is outer else 1 for axis in near[:-1]] + [columns]
     counts = [int(axis.src[0].arg) // tile for axis, tile in zip(near, tiles, strict=True)]
     plan.grid(ordered[:-3])
     threads = block_of([1] * (3 - len(near)) + counts)[-len(near) :]
@@ -105,11 +114,11 @@ def plan_stretches(plan: GpuPlan) -> bool:
 def _windows(plan: GpuPlan, inner: Node, outer: Node | None) -> list[Window]:
     """Reads of one array that are apart by constants, and near each other along an axis.
 
-    Or along the next one, or the same all along that.
+    Or along the next one, or the same all along that, however far apart neighbours are.
     """
     found: dict[tuple[Node, frozenset[tuple[Node, int]]], dict[int, None]] = {}
     for read in reads_in(plan.facts.order):
-        if not read.offset.rest and 0 < read.offset.strides.get(inner, 0) <= MOST_REACH // 2:
+        if not read.offset.rest and _is_near(read.offset.strides, inner, outer):
             key = (read.array, frozenset(read.offset.strides.items()))
             found.setdefault(key, {})[read.offset.constant] = None
     windows = [(dict(strides), sorted(places)) for (_, strides), places in found.items()]
@@ -118,6 +127,14 @@ def _windows(plan: GpuPlan, inner: Node, outer: Node | None) -> list[Window]:
         if any(b - a <= MOST_REACH for a, b in pairwise(places))
         or (outer is not None and len(places) > 1 and _share_rows(strides, places, outer))
     ]
+
+
+def _is_near(strides: Mapping[Node, int], inner: Node, outer: Node | None) -> bool:
+    """Whether what neighbours read is near, or the same for those along the next axis."""
+    step = strides.get(inner, 0)
+    return step > 0 and (
+        step <= MOST_REACH // 2 or (outer is not None and not strides.get(outer, 0))
+    )
 
 
 def _repeats(plan: GpuPlan, inner: Node) -> bool:
@@ -137,7 +154,7 @@ def _tile(
     writes = [itemsize(access.array.dtype) for access in plan.facts.accesses if access.write]
     # What is read of every element between is read by whole lines.
     reach = max([s[inner] for s, places in windows if len(places) < s[inner]], default=1)
-    most = min(MOST_COLUMNS, plan.target.load_bytes // min(writes), MOST_REACH // reach)
+    most = min(MOST_COLUMNS, plan.target.load_bytes // min(writes), max(MOST_REACH // reach, 1))
     width = int(inner.src[0].arg)
     busy = plan.facts.points(frozenset(plan.facts.data)) // plan.target.busy_threads
     # What is written at places of its own is computed by threads of its own.

@@ -140,6 +140,35 @@ def test_a_thread_reads_a_row_of_a_product_once_for_its_columns() -> None:
     assert found == {"ld.global.v4.f32": 8 + 4, "st.global.v4.f32": 8}
 
 
+def far_factor(m: int, heads: int, n: int, depth: int, beside: bool) -> Node:
+    """Short products by a factor whose neighbours are far from each other, as those of heads are.
+
+    beside: the heads of a result lie between its rows and columns.
+    """
+    axes = (m, heads, n) if beside else (heads, m, n)
+    places = [range_node(size, at) for at, size in enumerate(axes)]
+    h, i = places[:2][::-1] if beside else places[:2]
+    j, r = places[2], range_node(depth, 3)
+    left, right = k.at(k.param(1, m, heads, depth), i, h, r), k.at(
+        k.param(2, n, heads, depth), j, h, r
+    )
+    total = k.reduce(Ops.ADD, alu(Ops.MUL, left, right), r)
+    return k.kernel(k.out(k.param(0, *axes), total, *places))
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_rows_share_a_factor_whose_neighbours_are_far_from_each_other(beside: bool) -> None:
+    kernel = far_factor(16, 6, 40, 3, beside)
+    steps = choose_schedule(kernel, SMALL).steps
+    units = {step.axis: step.unit for step in steps if isinstance(step, Bind)}
+    rows = "i0" if beside else "i1"
+    assert [unit for axis, unit in units.items() if axis.startswith(rows)].count("unroll") == 1
+    check_gpu(kernel, choose_schedule(kernel, SMALL), SMALL)
+    # Three elements of the factor for eight rows of it, of which each has three of its own.
+    found = accesses(far_factor(4096, 6, 4096, 3, beside))
+    assert sum(count for name, count in found.items() if name.startswith("ld")) <= 3 + 8 * 3
+
+
 def test_halves_of_rows_are_read_as_they_lie() -> None:
     i, j = range_node(4096, 0), range_node(4096, 1)
     x = k.param(1, 4096, 8192)
