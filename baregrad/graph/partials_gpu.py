@@ -262,7 +262,16 @@ def _odd_run(node: Node) -> PartsOf | None:
         return None
     if node.arg.monoid.primitive is None or not others or is_matrix_product(node.src[0], axes):
         return None
+    if _is_of_windows(node.src[0]):
+        return None  # taps, which do not lie together
     return PartsOf((*shape[:first], run), (*others, first), first, run)
+
+
+def _is_of_windows(value: Node) -> bool:
+    """Whether a value is computed of windows along something that lies in memory."""
+    below = mask_of(ELEMENTWISE) | _VIEWS
+    found = toposort(value, enter=lambda node: bool(node.op.bit & below))
+    return any(node.op is Ops.WINDOW for node in found)
 
 
 def _parts(node: Node, value: Node, length: int) -> int:

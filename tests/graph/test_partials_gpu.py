@@ -294,7 +294,7 @@ def test_more_rows_are_few_where_a_factor_is_unpacked(rows: int, parts: int) -> 
 
 
 def test_parts_of_windows_are_stored_along_the_channels() -> None:
-    rows, channels, taps, depth = 8, 32, 3, 4096
+    rows, channels, taps, depth = 32, 32, 3, 4096
     wide = (rows, channels, taps, depth)
     left = argument(0, dtypes.float16, rows, depth)
     right = argument(1, dtypes.float16, depth + taps - 1, channels)
@@ -399,6 +399,20 @@ def test_runs_that_no_wide_access_reads_are_columns(channels: int) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5)
     assert parts_of((64, 5, 8, 8), 0, 2, 3) == []
     assert parts_of((8, 5, 7, 7), 0, 2, 3) == []
+
+
+def test_taps_of_windows_are_no_run_that_lies_together() -> None:
+    """As in an image's gradient by one channel: each place of 5 x 5 would be an image of sums."""
+    y = RNG.standard_normal((2, 64, 12, 12)).astype(np.float32)
+    w = RNG.standard_normal((64, 5, 5)).astype(np.float32)
+    image = param(0, *y.shape).window(3, 5).window(2, 5)  # (2, 64, 8, 8, 5, 5)
+    taps = param(1, *w.shape).reshape(1, 64, 1, 1, 5, 5).expand(2, 64, 8, 8, 5, 5)
+    value = (image.permute(0, 1, 2, 3, 5, 4) * taps).sum(1, 4, 5)
+    made = canonicalise(sink(value), None, HOPPER)
+    assert all(25 not in one for one in stored(made))
+    (found,) = evaluate_all(made.src, {0: y, 1: w})
+    seen = np.lib.stride_tricks.sliding_window_view(y.astype(np.float64), (5, 5), (2, 3))
+    np.testing.assert_allclose(found, np.einsum("bcyxuv,cuv->byx", seen, w), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(4, 96), (4, 1 << 18)])
