@@ -208,7 +208,9 @@ def _memory_ns(accesses: Iterable[ArrayAccess], target: GpuTarget) -> float:
     for access in accesses:
         array = access.array
         if array.op is Ops.PARAM:
-            nbytes = iterations(access.axes) * itemsize(array.dtype)
+            # Windows overlap: what several of them read is moved once.
+            count = min(iterations(access.axes), prod(map(index.upper, array.shape)))
+            nbytes = count * itemsize(array.dtype)
             found[array] = max(found.get(array, 0), nbytes)
     return sum(found.values()) / target.memory_bytes_per_ns
 
