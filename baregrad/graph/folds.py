@@ -36,7 +36,7 @@ from baregrad.ir.core.op import Ops
 
 
 @dataclass(frozen=True, slots=True)
-class _Crop:
+class Crop:
     """The part of a FOLD's result that is wanted along its axis: start, start + 1, ...
 
     whole: what would be cut of a stride's residues is stored with all of them, and cut then. No
@@ -48,7 +48,7 @@ class _Crop:
     whole: bool = False
 
 
-def _fold(node: Node, crop: _Crop) -> Node | None:
+def _fold(node: Node, crop: Crop) -> Node | None:
     """`node`, a FOLD, cut to `crop` along its axis; None where it stays a FOLD."""
     taps = node.src[0]
     value = constant_of(taps)
@@ -67,7 +67,7 @@ def _fold(node: Node, crop: _Crop) -> Node | None:
     return _strided(node, crop) if node.arg.dilation == 1 else None
 
 
-def _fold_whole(node: Node, taps: Node, crop: _Crop) -> Node | None:
+def _fold_whole(node: Node, taps: Node, crop: Crop) -> Node | None:
     """A FOLD of `taps`, which are cut along other axes: these are cut behind it."""
     pieces = list(taps.arg)
     axis = node.arg.axis
@@ -85,7 +85,7 @@ def _fold_whole(node: Node, taps: Node, crop: _Crop) -> Node | None:
     return make_node(Ops.SHRINK, found.dtype, (found,), tuple(pieces[:-1]))
 
 
-def _stop(crop: _Crop) -> Dim:
+def _stop(crop: Crop) -> Dim:
     return index.as_dim(index.add(crop.length, crop.start))
 
 
@@ -121,28 +121,28 @@ def _side_by_side(node: Node) -> Node:
     return pad(line, window.axis, Pad(0, left))
 
 
-def _unit_stride(taps: Node, window: Window, crop: _Crop) -> Node | None:
+def _unit_stride(taps: Node, window: Window, crop: Crop) -> Node | None:
     """The FOLD as a sum over its taps of a product of windows, or None."""
-    found = _contraction(taps, window.axis)
+    found = contraction_of(taps, window.axis)
     if found is None:
         return None
     _, inner, position, tap = found
-    product = _product(inner)
+    product = product_of(inner)
     sliding = [factor for factor in product.src if factor.shape and is_repeated(factor, tap)]
     if len(sliding) != 1:
         return None
     factors = []
     for factor in product.src:
         if factor is sliding[0]:
-            factors.append(_slide(factor, position, tap, window, crop))
+            factors.append(slide(factor, position, tap, window, crop))
         elif not factor.shape:
             factors.append(factor)
         elif is_repeated(factor, position):
-            factors.append(_stretch(factor, position, crop.length))
+            factors.append(stretched(factor, position, crop.length))
         else:
             return None
     made = make_node(Ops.MUL, product.dtype, tuple(factors))
-    closed = tuple(sorted((*_closed(inner), tap)))
+    closed = tuple(sorted((*closed_axes_of(inner), tap)))
     summed = make_node(
         Ops.REDUCE, inner.dtype, (made,), Reduce(primitive(Ops.ADD, inner.dtype), closed)
     )
@@ -152,7 +152,7 @@ def _unit_stride(taps: Node, window: Window, crop: _Crop) -> Node | None:
 _Found = tuple[list[Node], Node, int, int]
 
 
-def _contraction(taps: Node, axis: int) -> _Found | None:
+def contraction_of(taps: Node, axis: int) -> _Found | None:
     """(views above, sum, position axis, tap axis); the axes are those of what is summed.
 
     The sum is a REDUCE of a product, or a product alone (one channel for each of the output's).
@@ -181,29 +181,29 @@ def _contraction(taps: Node, axis: int) -> _Found | None:
         taps = taps.src[0]
     if taps.op is Ops.REDUCE and taps.arg.monoid is not primitive(Ops.ADD, taps.dtype):
         return None
-    if _product(taps).op is not Ops.MUL or taps.dtype is not dtype:
+    if product_of(taps).op is not Ops.MUL or taps.dtype is not dtype:
         return None
     if position is None or tap is None:
         return None
-    open_axes = _open(taps)
+    open_axes = open_axes_of(taps)
     return chain, taps, open_axes[position], open_axes[tap]
 
 
-def _product(sum_: Node) -> Node:
+def product_of(sum_: Node) -> Node:
     """What a sum adds up."""
     return sum_.src[0] if sum_.op is Ops.REDUCE else sum_
 
 
-def _closed(sum_: Node) -> tuple[int, ...]:
+def closed_axes_of(sum_: Node) -> tuple[int, ...]:
     """The axes of its product along which a sum adds."""
     axes: tuple[int, ...] = sum_.arg.axes if sum_.op is Ops.REDUCE else ()
     return axes
 
 
-def _open(sum_: Node) -> list[int]:
+def open_axes_of(sum_: Node) -> list[int]:
     """The axes of its product that a sum has."""
-    closed = _closed(sum_)
-    return [axis for axis in range(len(_product(sum_).shape)) if axis not in closed]
+    closed = closed_axes_of(sum_)
+    return [axis for axis in range(len(product_of(sum_).shape)) if axis not in closed]
 
 
 def _replay(contraction: _Found, summed: Node, taps: Node, length: Dim) -> Node:
@@ -213,7 +213,7 @@ def _replay(contraction: _Found, summed: Node, taps: Node, length: Dim) -> Node:
     """
     chain, inner, position, tap = contraction
     below = chain[-1].src[0] if chain else taps
-    open_axes = _open(inner)
+    open_axes = open_axes_of(inner)
     shape = list(below.shape)
     shape[open_axes.index(position)] = length
     shape[open_axes.index(tap)] = 1
@@ -239,14 +239,14 @@ def _axis_after_reshape(view: Node, place: int) -> int:
     return found
 
 
-def _stretch(factor: Node, axis: int, extent: Dim) -> Node:
+def stretched(factor: Node, axis: int, extent: Dim) -> Node:
     """A factor that repeats along `axis`, repeated `extent` times."""
     shape = list(factor.shape)
     shape[axis] = extent
     return expand(cut(factor, axis, 0, 1), tuple(shape))
 
 
-def _slide(factor: Node, position: int, tap: int, window: Window, crop: _Crop) -> Node:
+def slide(factor: Node, position: int, tap: int, window: Window, crop: Crop) -> Node:
     """z[i, k] = x[start + i - k*dilation], 0 outside, of a factor x[p] that repeats along taps."""
     reach = window.dilation * (window.taps - 1)
     line = cut(factor, tap, 0, 1)
@@ -272,7 +272,7 @@ def _slide(factor: Node, position: int, tap: int, window: Window, crop: _Crop) -
 # --- strides --------------------------------------------------------------------------------------
 
 
-def _strided(node: Node, crop: _Crop) -> Node | None:
+def _strided(node: Node, crop: Crop) -> Node | None:
     """y[q*s + r] = sum over m of x[q - m, m*s + r]: a FOLD of unit stride for each residue r.
 
     A crop that does not start at a multiple of s is met by zeros before the first tap. What is no
@@ -282,7 +282,7 @@ def _strided(node: Node, crop: _Crop) -> Node | None:
     taps = node.src[0]
     if not isinstance(crop.length, int):
         return None
-    found = _contraction(taps, window.axis)
+    found = contraction_of(taps, window.axis)
     stride = window.stride
     before = -crop.start % stride
     groups = -(-(window.taps + before) // stride)
@@ -302,7 +302,7 @@ def _strided(node: Node, crop: _Crop) -> Node | None:
     extent = max(quotients + start, turned.shape[window.axis] + groups - 1)
     whole = Window(window.axis, groups, 1, 1, extent)
     made = make_node(Ops.FOLD, node.dtype, (turned,), whole)
-    inner = _fold(made, _Crop(start, quotients, crop.whole))
+    inner = _fold(made, Crop(start, quotients, crop.whole))
     if inner is None:
         if not whole_taps:
             return None
@@ -334,7 +334,7 @@ def _split_taps(found: _Found, before: int, groups: int, stride: int) -> Node | 
     None where it cannot be, as where no factor varies along the taps, to hold the zeros.
     """
     chain, inner, position, tap = found
-    product = _product(inner)
+    product = product_of(inner)
     shape = product.shape
     varies = any(factor.shape and not is_repeated(factor, tap) for factor in product.src)
     if groups * stride != shape[tap] and not varies:
@@ -355,12 +355,12 @@ def _split_taps(found: _Found, before: int, groups: int, stride: int) -> Node | 
         else:
             return None
     made = make_node(Ops.MUL, product.dtype, tuple(factors))
-    closed = tuple(axis + (axis > tap) for axis in _closed(inner))
+    closed = tuple(axis + (axis > tap) for axis in closed_axes_of(inner))
     summed = made
     if closed:
         summed = make_node(Ops.REDUCE, inner.dtype, (made,), Reduce(inner.arg.monoid, closed))
     # The axes of the sum: those of the old one, with (group, residue) for its tap.
-    open_axes = _open(inner)
+    open_axes = open_axes_of(inner)
     place = open_axes.index(tap)
     ends = [i for i in range(len(summed.shape)) if i not in (place, place + 1)]
     turned = permute(summed, (*ends, place + 1, place))
@@ -404,7 +404,7 @@ def unfold(order: list[Node], changed: dict[Node, Node], whole: bool = False) ->
         made = node if unchanged(node.src) else again(node, changed)
         found: Node | None = None
         if made.op is Ops.FOLD and node not in waiting:
-            found = _fold(made, _Crop(0, made.arg.extent, whole))
+            found = _fold(made, Crop(0, made.arg.extent, whole))
         elif made.op is Ops.SHRINK and _below_casts(made.src[0]).op is Ops.FOLD:
             found = _cut_casts(made, whole)
         made = made if found is None else found
@@ -434,7 +434,7 @@ def _below_casts(node: Node) -> Node:
     return node
 
 
-def _crop_of(node: Node) -> _Crop | None:
+def _crop_of(node: Node) -> Crop | None:
     """What a SHRINK takes along the axis of the FOLD that it is of, cast or not.
 
     None where it is of none, or what it takes is symbolic or has a step.
@@ -445,7 +445,7 @@ def _crop_of(node: Node) -> _Crop | None:
     piece = node.arg[fold.arg.axis]
     if piece.step != 1 or not isinstance(piece.start, int) or not isinstance(piece.stop, int):
         return None
-    return _Crop(piece.start, piece.stop - piece.start)
+    return Crop(piece.start, piece.stop - piece.start)
 
 
 def _cut_casts(node: Node, whole: bool) -> Node | None:
@@ -483,7 +483,7 @@ def _cut_fold(node: Node, whole: bool) -> Node | None:
     if taps.op is Ops.SHRINK and _below_casts(taps.src[0]).op is Ops.FOLD:
         found = _cut_casts(taps, whole)
     elif (inner := _below_casts(taps)).op is Ops.FOLD:
-        found = _fold(inner, _Crop(0, inner.arg.extent, whole))
+        found = _fold(inner, Crop(0, inner.arg.extent, whole))
         found = None if found is None else _cast_as(taps, found)
     taps = taps if found is None else found
     crop = replace(crop, whole=whole)

@@ -27,6 +27,7 @@ from baregrad.graph.scatters import SCATTER_PARTS, SCATTERS
 from baregrad.graph.sorts import SORTS, SORTS_ON_GPU
 from baregrad.graph.streams.passes import STREAMS, has_streams
 from baregrad.graph.sums import SUMS
+from baregrad.graph.taps.tap_columns import TAP_COLUMNS
 from baregrad.graph.traced import Joined, Traced
 from baregrad.graph.views import VIEWS
 from baregrad.ir.algebra.passes import Pass
@@ -44,7 +45,7 @@ _STEPS: tuple[Traced | Joined, ...] = (
     Joined((SUMS, ONE_HOT, PARTIALS)),
     SCANS,
 )
-_FIRST_OF_GPUS = (SORTS_ON_GPU, *_STEPS[1:-3], FOLDS_ON_GPU)
+_FIRST_OF_GPUS = (SORTS_ON_GPU, *_STEPS[1:-3], TAP_COLUMNS, FOLDS_ON_GPU)
 _AFTER_SUMS = (SCATTER_ROWS, SCATTER_PARTS, SCANS_ON_GPU)
 _LAST_OF_GPUS = (Joined((SUMS, ONE_HOT, PACKED_WINDOWS, PARTIALS_ON_GPU)), *_AFTER_SUMS)
 _STEPS_OF_GPUS = (*_FIRST_OF_GPUS, *_LAST_OF_GPUS)
