@@ -47,6 +47,11 @@ STATE_STEPS, STATES = 8, 128
 # 10,240,000 rows of 3 floats took 47.4 us by elements and 32.1 so; 480,000 of 6 were slower.
 SHORT_ROW, SHORT_ELEMENTS = 5, 32
 SHORT_ROUNDS, SHORT_THREADS = 2, 256
+# Results of each sum are many, if they are more than so many times its steps; and steps of a sum
+# for a few columns of a row that threads share.
+MUCH_BESIDE, LEAST_SHARED = 4, 16
+# Bytes of the second cache that are worth it to have rows that share them next to each other.
+MUCH_AGAIN = 1 << 24
 
 
 def plan_columns(
@@ -248,6 +253,59 @@ def _lay_whole_rows(plan: GpuPlan, ordered: Sequence[Node], threads: int, each: 
         if own and plan.taken.isdisjoint(own):
             plan.taken.update(own)
             plan.parts(as_one(plan, own), [("thread", threads), ("unroll", each)])
+
+
+# --- sums of columns of rows --------------------------------------------------------------------
+
+
+def columns_of_sums(
+    plan: GpuPlan, rows: frozenset[Node], columns: Sequence[Node]
+) -> frozenset[Node]:
+    """Those of the columns of rows that long sums are for, of which none is for others.
+
+    None where there are many for each step of the sums: threads along them make these alone.
+    """
+    data = frozenset(plan.facts.data)
+    sums = [each for each in plan.sums if (each.free & data) - rows]
+    found = frozenset(columns).intersection(*[each.free for each in sums] or [()])
+    if not all(isinstance(extent_of(axis), int) for axis in found):
+        return frozenset()
+    length = max([iterations(each.own) for each in sums], default=0)
+    if length < LEAST_SHARED or iterations(found) > MUCH_BESIDE * length:
+        return frozenset()
+    return frozenset([axis for axis in found if extent_of(axis) != 1])
+
+
+def lie_along(plan: GpuPlan, columns: frozenset[Node]) -> bool:
+    """Whether some array that is summed for columns lies along them."""
+    own = {axis for each in plan.sums if each.free & columns for axis in each.own}
+    return any(
+        access.stride(axis) == 1 and not access.axes.isdisjoint(own)
+        for access in plan.facts.accesses if not access.write for axis in columns
+    )
+
+
+def sharing_rows(plan: GpuPlan, rows: Sequence[Node]) -> tuple[Node, ...]:
+    """Two axes of rows, where those along the latter, a short one, read the same of a large array.
+
+    They are a block's then, next to each other: its first cache has what they read, which is more
+    than the second one gives in time if each is another block's. None where that is not much.
+    """
+    own = frozenset([axis for each in plan.facts.reductions for axis in each.own])
+    reads = [one for one in plan.facts.accesses if not one.write and not one.axes.isdisjoint(own)]
+    sizes = {one: iterations(one.axes) * itemsize(one.array.dtype) for one in reads}
+    shared = {
+        axis: sum([size for one, size in sizes.items() if axis not in one.axes])
+        for axis in rows if extent_of(axis) != 1
+    }
+    if len(shared) < 2 or not all(isinstance(extent_of(axis), int) for axis in shared):
+        return ()
+    short = max(shared, key=lambda axis: shared[axis])
+    longest = max(shared, key=lambda axis: (axis is not short, iterations([axis])))
+    return (longest, short) if shared[short] * iterations([short]) >= MUCH_AGAIN else ()
+
+
+# --- axes ---------------------------------------------------------------------------------------
 
 
 def _moving(reduction: Reduction) -> list[Node]:

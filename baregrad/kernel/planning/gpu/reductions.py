@@ -38,18 +38,21 @@ from baregrad.kernel.planning.gpu.columns import (
     FEW_LONG_COLUMN,
     MOST_STEPS,
     MOST_WARPS,
+    MUCH_BESIDE,
     SECTOR_BYTES,
     TOGETHER,
+    as_one,
     can_be_one,
+    columns_of_sums,
     has_several,
     in_order,
+    lie_along,
     plan_columns,
+    sharing_rows,
 )
 from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan, Way
 from baregrad.kernel.planning.gpu.held_rows_plan import plan_short_rows
 
-# Results of each sum are many, if they are more than so many times its steps.
-MUCH_BESIDE = 4
 # What is summed anew in each row is less than one part of so many.
 FEW_AGAIN = 2
 # Accesses of a thread that makes a sum by itself, which are all under way together.
@@ -73,6 +76,8 @@ MUCH_WASTED = 16
 # Elements of each thread before blocks share what comes after sums that each of them makes, and the
 # operations of an element that are one element's.
 BLOCK_ELEMENTS, ELEMENT_OPS = 16, 32
+# Results of a thread at once that share what it reads along a row.
+MOST_BESIDE = 4
 # Steps of a sum within another one that a thread makes, for each element of that, and at least.
 NEST_STEPS, LEAST_NEST_STEPS = 4, 8
 # Threads for sums of sums.
@@ -130,7 +135,12 @@ def plan_reductions(plan: GpuPlan) -> None:
         plan.because("sums of sums: the inner along the lanes of a warp, the outer along warps")
         _nested(plan, by_id(rows), columns, nested)
         return
-    _plan_rows(plan, by_id(rows), columns, max(length, iterations(columns)))
+    beside = columns_of_sums(plan, rows, columns)
+    others = [axis for axis in columns if axis not in beside]
+    if beside and not others and lie_along(plan, beside):
+        _plan_both(plan, by_id(rows), by_id(beside))
+    else:
+        _plan_rows(plan, by_id(rows), others, max(length, iterations(others)), by_id(beside))
 
 
 def _are_own(plan: GpuPlan, nested: Sequence[Reduction]) -> bool:
@@ -221,9 +231,14 @@ def _rows(plan: GpuPlan, data: frozenset[Node]) -> frozenset[Node]:
 
 
 def _plan_rows(
-    plan: GpuPlan, rows: Sequence[Node], columns: Sequence[Node], longest: int
+    plan: GpuPlan, rows: Sequence[Node], columns: Sequence[Node], longest: int,
+    beside: Sequence[Node] = (),
 ) -> None:
-    """A warp or a block for each row."""
+    """A warp or a block for each row.
+
+    columns: axes of the output along which threads lie. beside: those along which each thread has
+    its part of some sums, one after the other.
+    """
     tiles = _tiles(plan, frozenset(columns))
     main = max(plan.sums, key=lambda each: iterations(each.own))
     if main.node in tiles and iterations(main.own) == longest:
@@ -231,7 +246,7 @@ def _plan_rows(
     else:
         first, is_long = _threads_of(plan, columns, longest)
     threads = plan.pick("threads of a row", powers_from(first, 1, MOST_WARPS * plan.warp))
-    each = 1 if columns else _rows_of_thread(plan, rows, threads)
+    each = 1 if columns or beside else _rows_of_thread(plan, rows, threads)
     each = plan.pick("rows of a thread", powers_from(each, 1, MOST_ROWS)) if each > 1 else 1
     if threads < plan.warp or not (is_long or threads > plan.warp):
         units = [("thread", threads)]
@@ -243,7 +258,12 @@ def _plan_rows(
             together //= 2
         options = powers_from(together, 1, plan.target.threads_per_block // threads)
         together = plan.pick("rows of a block", options)
-        plan.spread_rows(rows, together, each, near=threads < plan.warp)
+        sharing = sharing_rows(plan, rows)
+        if sharing:
+            plan.grid([axis for axis in rows if axis not in sharing])
+            plan.parts(sharing, [("thread_y", together)], "grid")
+        else:
+            plan.spread_rows(rows, together, each, near=threads < plan.warp)
     else:
         units = [("thread_y", threads // plan.warp), ("thread", plan.warp)]
         what = "each row" if each == 1 else f"{each} rows, which share a factor"
@@ -261,6 +281,35 @@ def _plan_rows(
             alone = is_plain and is_short(plan.facts, reduction)
             _across(plan, reduction, frozenset(columns), [] if alone else units)
     _along(plan, columns, units)
+    if beside:
+        near = plan.by_stride(beside, plan.write)[-1]
+        # Each thread has some results at once, which share what it reads of a row.
+        outer = "grid" if 2 * iterations(rows) < plan.target.busy_blocks else "loop"
+        plan.parts([near], [("unroll", min(iterations([near]), MOST_BESIDE))], outer)
+
+
+def _plan_both(plan: GpuPlan, rows: Sequence[Node], columns: Sequence[Node]) -> None:
+    """A block for each row: lanes along results, and warps along the sums for them."""
+    plan.grid(rows)
+    along = frozenset(columns)
+    mine = [each for each in plan.sums if each.free & along]
+    length = max(iterations(each.own) for each in mine)
+    plan.because("{} columns of each row, sums of {}: warps along these", iterations(along), length)
+    warps = min(next_power_of_two(-(-length // BLOCK_STEPS)), MOST_WARPS)
+    units = [("thread_y", warps), ("thread", plan.warp)]
+    for reduction in plan.sums:
+        if reduction not in mine:
+            _across(plan, reduction, along, units)
+    ordered = plan.by_stride([axis for axis in columns if extent_of(axis) != 1], plan.write)
+    outer = "grid" if _is_spread(plan, columns, ordered, units, length) else "loop"
+    _share(plan, ordered, units[1:], False, outer)
+    for reduction in mine:
+        own = [axis for axis in reduction.own if extent_of(axis) != 1]
+        if own and plan.taken.isdisjoint(own):
+            plan.taken.update(own)
+            steps = min(TOGETHER, max(iterations(own) // warps, 1))
+            several = [("unroll", steps)] if steps > 1 and has_several(reduction) else []
+            plan.parts(as_one(plan, own), [*several, units[0]])
 
 
 def _rows_of_thread(plan: GpuPlan, rows: Sequence[Node], threads: int) -> int:
@@ -452,12 +501,18 @@ def _along(plan: GpuPlan, columns: Sequence[Node], units: list[tuple[str, int]])
     if not near and not (several and alike):
         ordered = [max(ordered, key=lambda axis: index.upper(extent_of(axis)))]
     along = frozenset(ordered)
-    work = sum(op_flops(node) for node in plan.facts.order if not along.isdisjoint(node.ranges))
+    fixed = along.union(plan.facts.data).difference(columns)
+    work = sum([
+        op_flops(node) * iterations(node.ranges - fixed - along)
+        for node in plan.facts.order if not along.isdisjoint(node.ranges)
+    ])
     worth = max(work // ELEMENT_OPS, 1)
     outer = "grid" if _is_spread(plan, columns, ordered, units, worth) else "loop"
     if near:
-        _share(plan, near, units[-1:], False)
-        plan.parts([axis for axis in ordered if axis not in near], units[:-1], outer)
+        far = [axis for axis in ordered if axis not in near]
+        is_wide = iterations(near) > iterations(far)
+        _share(plan, near, units[-1:], False, outer if is_wide else "loop")
+        plan.parts(far, units[:-1], outer)
     else:
         _share(plan, ordered, units, free.isdisjoint(axes) and worth == 1, outer)
 
@@ -491,7 +546,7 @@ def _is_spread(
     elements = BLOCK_ELEMENTS * prod([size for _, size in units])
     return (
         2 * iterations(data.difference(columns)) < plan.target.busy_blocks
-        and worth * iterations(ordered) > elements
+        and worth * iterations(ordered) >= elements
         and sum(again) <= elements
     )
 

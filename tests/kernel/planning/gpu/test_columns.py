@@ -1,4 +1,4 @@
-"""Sums of columns on a GPU: values at every level, and what threads load at once."""
+"""Sums of columns on a GPU, alone or beside their rows': values at every level, and threads."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import pytest
 
 from baregrad import render
 from baregrad.engine.compiler import Compiler
-from baregrad.ir.core.node import Node
+from baregrad.ir.core.node import Node, alu, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
+from baregrad.kernel.language.schedule import Bind, Collapse, Split
+from baregrad.kernel.planning.gpu import columns as planner
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
 
@@ -50,3 +52,84 @@ def test_rows_that_no_access_fills_are_no_whole_rows() -> None:
     kernel = k.column_reduce(601, 3, Ops.ADD)
     check(kernel)
     assert "r1_t1=64" in str(choose_schedule(kernel, HOPPER))
+
+
+def norm_and_products(rows: int, length: int, columns: int, turned: bool) -> Node:
+    """Each row's sum of squares, and the products of the row over it with a few others.
+
+    As the gradient of such a sum by a factor of what is squared is. turned: the others are columns
+    of a matrix.
+    """
+    i, j, r, s = (range_node(size, at) for at, size in enumerate((rows, columns, length, length)))
+    x = k.param(2, rows, length)
+    w = k.param(3, *((length, columns) if turned else (columns, length)))
+    norm = k.reduce(Ops.ADD, alu(Ops.MUL, k.at(x, i, r), k.at(x, i, r)), r)
+    factor = k.at(w, s, j) if turned else k.at(w, j, s)
+    scaled = alu(Ops.MUL, alu(Ops.MUL, k.at(x, i, s), norm), factor)
+    return k.kernel(
+        k.out(k.param(0, rows, columns), k.reduce(Ops.ADD, scaled, s), i, j),
+        k.out(k.param(1, rows), norm, i),
+    )
+
+
+def sizes_of(kernel: Node, axis: str) -> dict[str, int]:
+    """What the parts of an axis lie along, and how many points each has."""
+    steps = choose_schedule(kernel, HOPPER).steps
+    units = {step.axis: step.unit for step in steps if isinstance(step, Bind)}
+    return {
+        units.get(name, "loop"): size for step in steps
+        if isinstance(step, Split) and step.axis == axis for name, size in step.parts
+    }
+
+
+@pytest.mark.parametrize("columns", [2, 3, 9])
+def test_few_sums_beside_their_row_s_are_shared_by_all_its_threads(columns: int) -> None:
+    """Each thread has a part of every sum: a thread for each sum would read all of a row."""
+    kernel = norm_and_products(3, 300, columns, False)
+    check(kernel)
+    inner, outer = sizes_of(kernel, "r3"), sizes_of(kernel, "r2")
+    assert inner == outer and inner["thread"] >= 8
+    assert sizes_of(kernel, "i1")["unroll"] == min(columns, 4)
+    many = norm_and_products(100000, 300, columns, False)
+    assert sizes_of(many, "r3") == inner  # and as many whatever else there is
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(3, 5), (1, 40), (2, 72)])
+def test_sums_of_columns_beside_a_sum_of_their_row_have_warps_along_them(
+    rows: int, columns: int
+) -> None:
+    kernel = norm_and_products(rows, 300, columns, True)
+    check(kernel)
+    assert sizes_of(kernel, "r3")["thread_y"] == 32
+    assert sizes_of(kernel, "i1")["thread"] <= HOPPER.warp_lanes
+    many = norm_and_products(100000, 300, columns, True)
+    assert sizes_of(many, "r3") == sizes_of(kernel, "r3")
+
+
+def test_many_results_of_short_sums_have_a_thread_each() -> None:
+    kernel = norm_and_products(2, 20, 300, True)
+    check(kernel)
+    assert sizes_of(kernel, "r3") == {}
+    assert sizes_of(kernel, "i1")["thread"] > 1
+
+
+@pytest.mark.parametrize(("m", "n"), [(4096, 5), (5, 4096), (2480, 15)])
+def test_rows_that_read_the_same_of_a_large_array_are_a_block_s(m: int, n: int) -> None:
+    """Those along the short side: each block would read as much again from the second cache."""
+    kernel = k.matmul(m, n, 796, False, True)
+    steps = choose_schedule(kernel, HOPPER).steps
+    names = ("i0", "i1") if m > n else ("i1", "i0")
+    assert [step.axes for step in steps if isinstance(step, Collapse)] == [names]
+    few = choose_schedule(k.matmul(m // 4 or m, n // 4 or n, 796, False, True), HOPPER)
+    assert "collapse" not in str(few)
+    assert sizes_of(kernel, "r2") == sizes_of(k.matmul(40, 6, 796, False, True), "r2")
+
+
+@pytest.mark.parametrize("kernel", [
+    k.matmul(20, 3, 100, False, True), k.matmul(5, 24, 260, False, True, batch=2),
+])  # fmt: skip
+def test_rows_of_a_block_along_two_axes(kernel: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "MUCH_AGAIN", 1)
+    schedule = choose_schedule(kernel, HOPPER)
+    assert any(isinstance(step, Collapse) for step in schedule.steps)
+    check_gpu(kernel, schedule)
