@@ -18,7 +18,7 @@ METHODS = 25
 WIDE = {"Tensor", "Module"}
 COLUMNS = 100
 # What was promised is 6 MB; this says when it has grown by much.
-WHEEL_BYTES = 2_980_000
+WHEEL_BYTES = 2_990_000
 
 FOLDERS = pytest.mark.parametrize("folder", ["baregrad", "tests"])
 
