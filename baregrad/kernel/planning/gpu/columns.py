@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import gcd
+from typing import NamedTuple
 
 from baregrad.base.bits import next_power_of_two, previous_power_of_two
 from baregrad.ir.core import index
@@ -52,6 +53,9 @@ SHORT_ROUNDS, SHORT_THREADS = 2, 256
 MUCH_BESIDE, LEAST_SHARED = 4, 16
 # Bytes of the second cache that are worth it to have rows that share them next to each other.
 MUCH_AGAIN = 1 << 24
+# Rows of a thread along two axes, at most; and the warps of a multiprocessor that are left to take
+# turns.
+MOST_SIDE, TURN_WARPS = 4, 32
 
 
 def plan_columns(
@@ -267,7 +271,8 @@ def columns_of_sums(
     """
     data = frozenset(plan.facts.data)
     sums = [each for each in plan.sums if (each.free & data) - rows]
-    found = frozenset(columns).intersection(*[each.free for each in sums] or [()])
+    found = frozenset(columns) if sums else frozenset[Node]()
+    found = found.intersection(*[each.free for each in sums])
     if not all(isinstance(extent_of(axis), int) for axis in found):
         return frozenset()
     length = max([iterations(each.own) for each in sums], default=0)
@@ -285,11 +290,37 @@ def lie_along(plan: GpuPlan, columns: frozenset[Node]) -> bool:
     )
 
 
-def sharing_rows(plan: GpuPlan, rows: Sequence[Node]) -> tuple[Node, ...]:
-    """Two axes of rows, where those along the latter, a short one, read the same of a large array.
+class RowBlock(NamedTuple):
+    """Rows along two axes, of which those along either read the same of an array.
 
-    They are a block's then, next to each other: its first cache has what they read, which is more
-    than the second one gives in time if each is another block's. None where that is not much.
+    tall, wide: rows of a thread along the long and the short one.
+    """
+
+    long: Node
+    short: Node
+    tall: int
+    wide: int
+
+    def lay(self, plan: GpuPlan, rows: Sequence[Node], together: int) -> None:
+        """Lay the rows out: parts of a block for so many that are next to each other."""
+        across = min(-(-iterations([self.short]) // self.wide), together)
+        down = max(together // across, 1)
+        plan.because(
+            "rows share what they read: {} x {} of a thread, {} x {} of these in a block",
+            self.tall, self.wide, down, across,
+        )
+        plan.grid([axis for axis in rows if axis not in (self.long, self.short)])
+        for axis, unit, parts, each in (
+            (self.long, "thread_y", down, self.tall), (self.short, "thread_z", across, self.wide),
+        ):
+            plan.parts([axis], [(unit, parts), *([("unroll", each)] if each > 1 else [])], "grid")
+
+
+def sharing_rows(plan: GpuPlan, rows: Sequence[Node], threads: int) -> RowBlock | None:
+    """Rows of which those along a short axis read the same of a large array, if there are such.
+
+    They are a block's then, and several of a thread: what they read comes from the second cache
+    once, and from the first one for each thread. None where that is not much. threads: of a row.
     """
     own = frozenset([axis for each in plan.facts.reductions for axis in each.own])
     reads = [one for one in plan.facts.accesses if not one.write and not one.axes.isdisjoint(own)]
@@ -298,11 +329,21 @@ def sharing_rows(plan: GpuPlan, rows: Sequence[Node]) -> tuple[Node, ...]:
         axis: sum([size for one, size in sizes.items() if axis not in one.axes])
         for axis in rows if extent_of(axis) != 1
     }
-    if len(shared) < 2 or not all(isinstance(extent_of(axis), int) for axis in shared):
-        return ()
+    plain = all(each.node.arg.monoid.arity == 1 for each in plan.facts.reductions)
+    known = all(isinstance(extent_of(axis), int) for axis in shared)
+    if len(shared) < 2 or not (plain and known):
+        return None
     short = max(shared, key=lambda axis: shared[axis])
-    longest = max(shared, key=lambda axis: (axis is not short, iterations([axis])))
-    return (longest, short) if shared[short] * iterations([short]) >= MUCH_AGAIN else ()
+    long = max(shared, key=lambda axis: (axis is not short, iterations([axis])))
+    if shared[short] * iterations([short]) < MUCH_AGAIN or not shared[long]:
+        return None
+    tall = wide = MOST_SIDE
+    least = TURN_WARPS * plan.warp * plan.target.units
+    while tall * wide > 1 and iterations(rows) * threads < tall * wide * least:
+        tall, wide = (tall // 2, wide) if tall == wide else (tall, wide // 2)
+    # Few are left over.
+    turns = -(-iterations([short]) // wide)
+    return RowBlock(long, short, tall, -(-iterations([short]) // turns))
 
 
 # --- axes ---------------------------------------------------------------------------------------

@@ -258,12 +258,11 @@ def _plan_rows(
             together //= 2
         options = powers_from(together, 1, plan.target.threads_per_block // threads)
         together = plan.pick("rows of a block", options)
-        sharing = sharing_rows(plan, rows)
-        if sharing:
-            plan.grid([axis for axis in rows if axis not in sharing])
-            plan.parts(sharing, [("thread_y", together)], "grid")
-        else:
+        sharing = sharing_rows(plan, rows, threads)
+        if sharing is None:
             plan.spread_rows(rows, together, each, near=threads < plan.warp)
+        else:
+            sharing.lay(plan, rows, together)
     else:
         units = [("thread_y", threads // plan.warp), ("thread", plan.warp)]
         what = "each row" if each == 1 else f"{each} rows, which share a factor"

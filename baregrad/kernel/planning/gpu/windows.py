@@ -50,9 +50,10 @@ def window_tiles(plan: GpuPlan, axes: Sequence[Node]) -> Way | None:
     if plan.write.stride(inner) != 1:
         return None
     # Rows are neighbours, or else those next to them, if only these share what they read.
+    others: Sequence[Node | None] = near[-2::-1] or (None,)
     found = [
         (outer, windows, _tile(plan, windows, inner, outer))
-        for outer in near[-2::-1] or [None]
+        for outer in others
         if (windows := _windows(plan, inner, outer)) or _repeats(plan, inner)
     ]
     if not found:

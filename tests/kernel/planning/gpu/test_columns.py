@@ -11,7 +11,7 @@ from baregrad.engine.compiler import Compiler
 from baregrad.ir.core.node import Node, alu, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
-from baregrad.kernel.language.schedule import Bind, Collapse, Split
+from baregrad.kernel.language.schedule import Bind, Schedule, Split
 from baregrad.kernel.planning.gpu import columns as planner
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
@@ -113,23 +113,38 @@ def test_many_results_of_short_sums_have_a_thread_each() -> None:
     assert sizes_of(kernel, "i1")["thread"] > 1
 
 
-@pytest.mark.parametrize(("m", "n"), [(4096, 5), (5, 4096), (2480, 15)])
-def test_rows_that_read_the_same_of_a_large_array_are_a_block_s(m: int, n: int) -> None:
+def row_block(schedule: Schedule) -> list[dict[str, int]]:
+    """Of each axis of the output, what its parts lie along, and how many points each has."""
+    units = {step.axis: step.unit for step in schedule.steps if isinstance(step, Bind)}
+    return [
+        {units.get(name, "loop"): size for name, size in step.parts}
+        for step in schedule.steps if isinstance(step, Split) and step.axis.startswith("i")
+    ]
+
+
+@pytest.mark.parametrize(("m", "n", "wide"), [(4096, 5, 3), (5, 4096, 3), (2480, 15, 4)])
+def test_rows_that_read_the_same_of_a_large_array_are_a_thread_s(
+    m: int, n: int, wide: int
+) -> None:
     """Those along the short side: each block would read as much again from the second cache."""
-    kernel = k.matmul(m, n, 796, False, True)
-    steps = choose_schedule(kernel, HOPPER).steps
-    names = ("i0", "i1") if m > n else ("i1", "i0")
-    assert [step.axes for step in steps if isinstance(step, Collapse)] == [names]
-    few = choose_schedule(k.matmul(m // 4 or m, n // 4 or n, 796, False, True), HOPPER)
-    assert "collapse" not in str(few)
-    assert sizes_of(kernel, "r2") == sizes_of(k.matmul(40, 6, 796, False, True), "r2")
+    kernel = k.matmul(m, n, 796, False, True, batch=4)
+    long, short = row_block(choose_schedule(kernel, HOPPER))
+    assert (long["unroll"], short["unroll"]) == (4, wide)
+    assert short["thread_z"] == -(-min(m, n) // wide)
+    # How a sum is shared does not depend on what else there is.
+    few = k.matmul(40, 6, 796, False, True)
+    assert sizes_of(kernel, "r3") == sizes_of(few, "r2")
+    assert all("thread_z" not in sizes for sizes in row_block(choose_schedule(few, HOPPER)))
 
 
-@pytest.mark.parametrize("kernel", [
-    k.matmul(20, 3, 100, False, True), k.matmul(5, 24, 260, False, True, batch=2),
+@pytest.mark.parametrize(("kernel", "least"), [
+    (k.matmul(20, 3, 100, False, True), 0), (k.matmul(5, 24, 260, False, True, batch=2), 0),
+    (k.matmul(9, 6, 130, False, True), 1), (k.matmul(13, 5, 900, False, True), 0),
 ])  # fmt: skip
-def test_rows_of_a_block_along_two_axes(kernel: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_rows(kernel: Node, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "MUCH_AGAIN", 1)
+    monkeypatch.setattr(planner, "TURN_WARPS", least)
     schedule = choose_schedule(kernel, HOPPER)
-    assert any(isinstance(step, Collapse) for step in schedule.steps)
+    long, short = row_block(schedule)
+    assert ("unroll" in long) == ("unroll" in short) == (least == 0)
     check_gpu(kernel, schedule)
