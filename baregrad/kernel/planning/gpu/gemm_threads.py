@@ -77,7 +77,8 @@ NARROW = tuple([
     for threads in (128, 64, 32)
     for sizes in ((1, 8, threads, 1), (1, 4, threads, 1), (threads, 4, 1, 2), (threads, 4, 1, 1))
 ])
-# Steps of a sum that are worth panels there.
+# Steps of a sum that are worth panels there, if results do not lie along the large factor: if they
+# do, a panel's steps are.
 LEAST_NARROW = 64
 # Instructions of a copy of some elements that lie together, with what it takes to find their place.
 COPY = 6
@@ -191,7 +192,8 @@ def _narrow(
     m, n, k, _ = factors.sizes()
     wide, own = (factors.left, factors.rows) if m > n else (factors.right, factors.columns)
     copy = copy_of(wide, plan.by_stride(own, plan.write), factors.depth, LANES)
-    if k < LEAST_NARROW or (copy.lanes == LANES and not copy.turned):
+    least = DEPTH if copy.turned else LEAST_NARROW
+    if k < least or (copy.lanes == LANES and not copy.turned):
         return []
 
     # Of the short side, more than half is there, or half of what a thread has at least.
