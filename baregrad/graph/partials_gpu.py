@@ -84,6 +84,8 @@ LEAST_STEPS = 512
 # Where a factor is unpacked for a tile, whose words a block waits for panel after panel, more rows
 # are few: 64 rows of 8,192 by 2,048 in Q6_K took 57 us on an H200 in one part, 26 in 16.
 THIN_UNPACKED = 64
+# Parts are of equal length unless these are so many times fewer.
+FAR_FEWER = 4
 # Of other products: tiles that a block may compute, blocks that run at once; in a cycle of one of
 # these, products and bytes of the factors, and of all, these bytes and those of partial results;
 # cycles until these are read. And what copies cost of so many elements that lie together: eight at
@@ -171,9 +173,17 @@ def _cut(node: Node) -> Node | None:
     if not is_matrix_product(value, axes):
         return _in_parts(node, _outer_parts(value.shape, axes, wanted))
     found = [(axis, _divided(value.shape[axis], wanted)) for axis in axes]
-    if _is_of_matrix_units(value) and not _is_copied_singly(value.shape, axes):
+    if is_of_matrix_units(value) and not _is_copied_singly(value.shape, axes):
         # What goes to matrix units has no conditions: parts that nothing divides would.
         axis, parts = max(found, key=lambda one: (one[1], -one[0]))
+        if FAR_FEWER * parts < wanted:
+            # Some more, or at worst conditions, rather than few blocks for very long sums.
+            more = [
+                (count, one) for one in axes for count in range(wanted, 2 * wanted + 1)
+                if value.shape[one] % count == 0
+            ]
+            longest = max(axes, key=lambda one: (value.shape[one], -one))
+            parts, axis = min(more, default=(wanted, longest))
     else:
         axis, parts = max(found, key=lambda one: (min(one[1], wanted // 4), -one[0]))
         if parts < max(wanted // 4, 2):
@@ -308,7 +318,7 @@ def _parts(node: Node, value: Node, length: int) -> int:
     return 1 if length < longest else min(length // part, MOST_PARTS)
 
 
-def _is_of_matrix_units(value: Node) -> bool:
+def is_of_matrix_units(value: Node) -> bool:
     """Whether a product's factors are 16-bit floats that are widened."""
     if value.op is not Ops.MUL or value.dtype is not dtypes.float32:
         return False
@@ -330,7 +340,7 @@ def _is_unpacked(value: Node) -> bool:
 
 def _sides_on_units(value: Node, axes: tuple[int, ...]) -> tuple[int, int, int] | None:
     """Rows and columns of products for matrix units, and how many there are; None for others."""
-    if not is_matrix_product(value, axes) or not _is_of_matrix_units(value):
+    if not is_matrix_product(value, axes) or not is_of_matrix_units(value):
         return None
     return sides_of(value, axes)
 

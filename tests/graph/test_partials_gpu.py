@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import pytest
 
@@ -277,6 +279,23 @@ def test_few_tiles_for_matrix_units_are_cut_along_the_depth(
     padded = [node for node in toposort(root) if node.op is Ops.PAD]
     assert len(padded) == (2 if parts > 1 and depth % parts else 0)
     assert all(node.dtype is dtypes.bfloat16 for node in padded)
+
+
+@pytest.mark.parametrize(("side", "parts"), [(94, 47), (96, 32), (97, 7)])
+def test_long_sums_of_few_results_are_parts_whatever_divides_them(side: int, parts: int) -> None:
+    """Half of 94 is a prime number, 97 is one: two parts would be two blocks, of 8,836 steps.
+
+    Of parts that are not equal each has whole accesses.
+    """
+    wide = (16, 49, 2, side, side)
+    factors = []
+    for place, shape in enumerate(((16, 1, 2, side, side), (1, 49, 2, side, side))):
+        one = Node(Ops.CAST, F32, (argument(place, dtypes.bfloat16, *shape),))
+        factors.append(Node(Ops.EXPAND, F32, (one,), wide))
+    value = total(alu(Ops.MUL, *factors), 2, 3, 4)
+    root = canonicalise(Node(Ops.SINK, dtypes.token, (value,)), None, HOPPER)
+    (found,) = [shape for shape in stored(root) if {16, 49} <= set(shape)]
+    assert prod(found) // (16 * 49) == parts
 
 
 @pytest.mark.parametrize(("rows", "parts"), [(16, 16), (64, 16), (128, 1)])

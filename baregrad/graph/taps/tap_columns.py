@@ -26,6 +26,7 @@ from baregrad.graph.folds import (
     slide,
     stretched,
 )
+from baregrad.graph.partials_gpu import is_of_matrix_units
 from baregrad.graph.repeats import axis_before_reshape, is_repeated
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import expand, permute, reshape, stored
@@ -36,6 +37,9 @@ from baregrad.ir.core.op import Ops, mask_of
 # Columns that fill tiles of products, and steps of a sum that are worth it to store a result for
 # each tap: on that many GPUs move eight bytes in the time of some eight products by threads.
 FEW_COLUMNS, LEAST_DEPTH = 8, 8
+# A matrix unit's tiles of more columns are fast, but read as many elements of 16 bits for each tap
+# as there are steps of a sum; where there are so many times fewer columns, their results are less.
+MUCH_READ, MOST_COLUMNS = 8, 31
 # Rows and columns of a tile that reads one side of a product, about; and what a product reads of
 # what it would if the other factor slid, at most.
 SIDE, WORTH = 128, 0.6
@@ -43,9 +47,13 @@ _BETWEEN = mask_of((Ops.FOLD, Ops.CAST, Ops.RESHAPE, Ops.PERMUTE))
 _VIEWS = mask_of((Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND, Ops.CAST, Ops.WINDOW))
 
 
-def _are_few(columns: int, taps: int, depth: int) -> bool:
+def _are_few(product: Node, columns: int, taps: int, depth: int) -> bool:
     """Whether a product is one of few columns, but with its taps of many, and of long sums."""
-    return columns < FEW_COLUMNS <= taps * columns and depth >= LEAST_DEPTH
+    if is_of_matrix_units(product):
+        most = max(FEW_COLUMNS - 1, min(depth // MUCH_READ, MOST_COLUMNS))
+    else:
+        most = FEW_COLUMNS - 1
+    return columns <= most and taps * columns >= FEW_COLUMNS and taps > 1 and depth >= LEAST_DEPTH
 
 
 # --- folds ----------------------------------------------------------------------------------------
@@ -82,7 +90,7 @@ def _is_of_few(folds: Sequence[Node]) -> bool:
     taps = prod([fold.arg.taps for fold in folds])
     columns, rest = divmod(prod([shape[axis] for axis in own]), taps)
     depth = prod([shape[axis] for axis in closed_axes_of(total)])
-    return position not in own and not rest and _are_few(columns, taps, depth)
+    return position not in own and not rest and _are_few(product, columns, taps, depth)
 
 
 def _of_stored(fold: Node) -> Node:
@@ -162,8 +170,13 @@ def _unslid(image: Node) -> tuple[Node, list[_Slid]] | None:
         image = image.src[0]
     if not inner:
         return None
-    sliding = {view.arg.axis for view in views if view.op is Ops.WINDOW}
-    base, pads = _without_zeros(views[inner - 1].src[0], sliding)
+    first = next(at for at, view in enumerate(views) if view.op is Ops.WINDOW)
+    sliding = views[first:inner]
+    base = views[inner - 1].src[0]
+    pads: tuple[Pad, ...] = ()
+    if all(view.op is Ops.WINDOW for view in sliding):
+        # Their axes are the image's own.
+        base, pads = _without_zeros(base, {view.arg.axis for view in sliding})
     found = list[_Slid]()
     for view in reversed(views[:inner]):
         if view.op is Ops.WINDOW:
@@ -175,12 +188,14 @@ def _unslid(image: Node) -> tuple[Node, list[_Slid]] | None:
             base = cast(base, view.dtype)
         elif view.op is Ops.PERMUTE:
             base = permute(base, view.arg)
-            found = [_moved(one, view.arg.index) for one in found]
+            places = view.arg.index
+            found = [one._replace(position=places(one.position), tap=places(one.tap))
+                     for one in found]  # fmt: skip
         else:
-            places = [_after(view, axis) for one in found for axis in (one.position, one.tap)]
-            if None in places:
+            moved = [_moved(one, view) for one in found]
+            if None in moved:
                 return None
-            found = [_moved(one, lambda axis, view=view: _after(view, axis)) for one in found]
+            found = [one for one in moved if one is not None]
             shape = list(view.shape)
             for one in found:
                 shape[one.position], shape[one.tap] = one.extent, 1
@@ -212,15 +227,14 @@ def _without_zeros(image: Node, along: set[int]) -> tuple[Node, tuple[Pad, ...]]
     return (base, pads) if is_around else (image, ())
 
 
-def _moved(one: _Slid, to: object) -> _Slid:
-    return one._replace(position=to(one.position), tap=to(one.tap))
-
-
-def _after(view: Node, axis: int) -> int | None:
-    """The axis of a view that an axis of what it is of is, alone."""
+def _moved(one: _Slid, view: Node) -> _Slid | None:
+    """Windows by their axes in a RESHAPE or an EXPAND; None where these are no axes of it."""
     if view.op is Ops.EXPAND:
-        return axis
-    return axis_before_reshape(view.shape, view.src[0].shape, axis)
+        return one
+    old, new = view.src[0].shape, view.shape
+    places = [axis_before_reshape(new, old, axis) for axis in (one.position, one.tap)]
+    position, tap = places
+    return None if position is None or tap is None else one._replace(position=position, tap=tap)
 
 
 def _is_worth_it(node: Node, image: Node, other: Node, slid: Sequence[_Slid]) -> bool:
@@ -237,7 +251,8 @@ def _is_worth_it(node: Node, image: Node, other: Node, slid: Sequence[_Slid]) ->
     # With a stride there are sums for each element, of which fewer are wanted.
     apart = prod([one.window.stride for one in slid])
     columns = prod([shape[axis] for axis in own])
-    return _are_few(columns, prod([shape[tap] for tap in taps]), depth // apart)
+    product = node.src[0]
+    return _are_few(product, columns, prod([shape[tap] for tap in taps]), depth // apart)
 
 
 def _folded(node: Node, image: Node, other: Node, slid: Sequence[_Slid]) -> Node:

@@ -94,6 +94,20 @@ def test_other_convolutions_stay_sums_over_windows(before: int, after: int, taps
     assert not any(node.op is Ops.FOLD for node in toposort(made))
 
 
+@pytest.mark.parametrize(("after", "is_narrow", "folds"), [
+    (16, True, True), (17, True, False), (8, False, False),
+])  # fmt: skip
+def test_more_columns_are_few_beside_long_sums_of_16_bits(
+    after: int, is_narrow: bool, folds: bool
+) -> None:
+    """A matrix unit reads more for each tap of a window than a product stores for it."""
+    dtype = dtypes.bfloat16 if is_narrow else dtypes.float32
+    shapes = (2, 128, 12, 12), (after, 128, 3, 3)
+    x, w = (param(at, *shape, dtype=dtype).cast(dtypes.float32) for at, shape in enumerate(shapes))
+    made = canonicalise(sink(convolve(x, w, 1)), None, HOPPER)
+    assert any(node.op is Ops.FOLD for node in toposort(made)) == folds
+
+
 def test_a_processor_s_convolution_stays_a_sum_over_windows() -> None:
     x, w = param(0, 2, 64, 12, 12), param(1, 1, 64, 5, 5)
     made = canonicalise(sink(convolve(x, w, 2)))
