@@ -154,14 +154,22 @@ def strides_of(piece: AxisPart, access: ArrayAccess, size: int) -> _Strides:
         return [(extent, (FAR if stride is None else abs(stride)) * scale * size)]
     found: _Strides = []
     inner, left = 1, float(extent)
+    # How far apart neighbours along the next axis are if it goes on where the one within ends.
+    on: int | None = None
     for axis in reversed(axes):
-        outer = inner * index.upper(extent_of(axis))
+        size_here = index.upper(extent_of(axis))
+        outer = inner * size_here
+        stride = access.stride(axis)
         if scale < outer and left > 1:
             count = min(left, outer / scale)
-            stride = access.stride(axis)
-            found.append((count, (FAR if stride is None else abs(stride)) * scale // inner * size))
+            if found and stride == on is not None:
+                found[-1] = (found[-1][0] * count, found[-1][1])
+            else:
+                apart = (FAR if stride is None else abs(stride)) * scale // inner * size
+                found.append((count, apart))
             left /= count
             scale = outer
+        on = None if stride is None else stride * size_here
         inner = outer
     return found
 

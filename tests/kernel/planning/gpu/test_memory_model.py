@@ -64,6 +64,19 @@ def test_no_kernel_is_faster_than_its_bytes() -> None:
     assert found.bound == "memory"
 
 
+@pytest.mark.parametrize("shape", [(7644, 232, 11), (32, 104, 3545), (5163, 8, 179)])
+def test_axes_that_go_on_in_memory_are_one(shape: tuple[int, int, int]) -> None:
+    """However odd their extents are, accesses along all of them are as wide as along one."""
+    parts = "o', t=128, v=8, masked=True), bind('o', 'grid'), bind('t', 'thread')"
+    joined = f"collapse('i0', 'i1', 'i2', name='f'), split('f', outer='{parts}"
+    several, one = k.elementwise(*shape), k.elementwise(shape[0] * shape[1] * shape[2])
+    found = [
+        taken(kernel, parse_schedule(f"Schedule({text}, bind('v', 'vector'))"))
+        for kernel, text in ((several, joined), (one, f"split('i0', outer='{parts}"))
+    ]
+    assert found[0] == pytest.approx(found[1])
+
+
 def test_machines_with_less_bandwidth_take_longer() -> None:
     schedule = choose_schedule(COPY, HOPPER)
     slow = replace(HOPPER, memory_bytes_per_ns=HOPPER.memory_bytes_per_ns / 4)
