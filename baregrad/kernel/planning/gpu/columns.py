@@ -87,8 +87,10 @@ def plan_columns(
     lanes = plan.pick("lanes", powers_from(lanes, 1, widest))
     # All have as many steps of states, which need not have one that changes nothing.
     few = min(next_power_of_two(-(-length // STATE_STEPS)), WARPS)
-    most_warps = WARPS if length >= LONG_COLUMN else 1
-    warps = most_warps if plain or exact or length % few else few
+    warps = WARPS if length >= LONG_COLUMN else 1
+    if columns and length >= FEW_LONG_COLUMN:
+        warps *= 2  # A thread goes through its part of a column several times.
+    warps = warps if plain or exact or length % few else few
     warps = plan.pick("warps", powers_from(warps, 1, min(MOST_WARPS, length)))
     written = plan.by_stride(rows, plan.write)
     is_along = written[-1] is inner[-1]
@@ -100,8 +102,9 @@ def plan_columns(
         plan.spread(rows, BLOCK, wide)
     else:
         plan.grid([axis for axis in ordered if axis not in inner])
-        block = plan.warp if warps > 1 else BLOCK
-        across = [("thread", min(block, next_power_of_two(width // lanes)))]
+        block = min(plan.warp if warps > 1 else BLOCK, next_power_of_two(width // lanes))
+        block = _threads_along(plan, inner, lanes, others, block) if columns else block
+        across = [("thread", block)]
         plan.parts(inner, [*across, ("vector", lanes)] if lanes > 1 else across, "grid")
     for reduction in plan.sums:
         own = _moving(reduction)
@@ -185,18 +188,15 @@ def _lay_long_columns(
 
     others: how many such rows of columns there are. most: threads of a column.
     """
-    size, width = _size(plan, ordered), iterations(ordered)
+    width = iterations(ordered)
     wanted = lanes
     if _are_few(plan, ordered, others):
         # Few columns are for many threads, with an element or two of each row.
-        wanted = min(lanes, max(SECTOR_BYTES * most // (COLUMN_BLOCK * size), 1))
+        nbytes = COLUMN_BLOCK * _size(plan, ordered)
+        wanted = min(lanes, max(SECTOR_BYTES * most // nbytes, 1))
     lanes = plan.pick("lanes", powers_from(wanted, 1, lanes))
-    nbytes = lanes * size
-    threads = max(LINE_BYTES // nbytes, 1)
-    while threads > 1 and threads * nbytes > SECTOR_BYTES and (
-        others * width < threads * lanes * plan.target.busy_blocks
-    ):
-        threads //= 2
+    threads = max(LINE_BYTES // (lanes * _size(plan, ordered)), 1)
+    threads = _threads_along(plan, ordered, lanes, others, threads)
     room = plan.target.threads_per_block
     threads = min(threads, COLUMN_BLOCK // most, next_power_of_two(-(-width // lanes)))
     threads = plan.pick("threads along", powers_from(threads, 1, room // LEAST_COLUMN_THREADS))
@@ -218,6 +218,21 @@ def _lay_long_columns(
             plan.taken.update(own)
             units = [("unroll", steps)] if has_several(reduction) else []
             plan.parts(as_one(plan, own), [*units, *along])
+
+
+def _threads_along(
+    plan: GpuPlan, ordered: Sequence[Node], lanes: int, others: int, most: int
+) -> int:
+    """Threads of a block along columns, each of which has `lanes`: fewer where blocks were few.
+
+    They read sectors, at least. No column is shared otherwise.
+    """
+    nbytes, width = lanes * _size(plan, ordered), iterations(ordered)
+    while most > 1 and most * nbytes > SECTOR_BYTES and (
+        others * width < most * lanes * plan.target.busy_blocks
+    ):
+        most //= 2
+    return most
 
 
 def _whole_rows(plan: GpuPlan, ordered: Sequence[Node], length: int) -> Way | None:

@@ -328,48 +328,6 @@ def test_many_short_sums_of_one_sum_have_many_threads() -> None:
     assert sizes["thread"] * sizes["thread_y"] >= 128
 
 
-def norms_within(n: int, c: int, p: int) -> Node:
-    """Of each image: the sum of the squares of all numbers less what parts say of their channel."""
-    i, f, j, b = (range_node(size, at) for at, size in enumerate((n, c, p, n)))
-    mean = k.reduce(Ops.ADD, k.at(k.param(2, n, c), b, f), b)
-    less = alu(Ops.SUB, k.at(k.param(1, n, c, p), i, f, j), mean)
-    return k.kernel(k.out(k.param(0, n), k.reduce(Ops.ADD, alu(Ops.MUL, less, less), f, j), i))
-
-
-def squares_of_sums(m: int, down: int, n: int) -> Node:
-    """Of each matrix of a batch: the sum of the squares of the sums of its columns."""
-    i, j, r = (range_node(size, at) for at, size in enumerate((m, n, down)))
-    total = k.reduce(Ops.ADD, k.at(k.param(1, m, down, n), i, r, j), r)
-    return k.kernel(k.out(k.param(0, m), k.reduce(Ops.ADD, alu(Ops.MUL, total, total), j), i))
-
-
-@pytest.mark.parametrize(("kernel", "least"), [
-    (norms_within(6, 4, 1369), 512), (norms_within(3, 5, 40), 64), (squares_of_sums(9, 12, 21), 8),
-    (squares_of_sums(2, 25, 2000), 256), (squares_of_sums(5, 3, 10), 8),
-])
-def test_what_a_short_sum_is_within_is_shared_by_many_threads(kernel: Node, least: int) -> None:
-    """No thread has all elements of a sum for the sake of the short sums that they are."""
-    steps = choose_schedule(kernel, HOPPER).steps
-    units = {step.axis: step.unit for step in steps if isinstance(step, Bind)}
-    sizes = [
-        size for step in steps if isinstance(step, Split) and not step.axis.startswith("i")
-        for name, size in step.parts if units.get(name, "").startswith("thread")
-    ]
-    assert np.prod(sizes) >= least, steps
-    check(kernel)
-
-
-@pytest.mark.parametrize("shape", [(40, 3, 256), (600, 2, 64), (5, 4, 7), (700, 6, 3)])
-def test_short_sums_within_sums_of_columns(shape: tuple[int, int, int]) -> None:
-    """Threads lie along the results, which are neighbours in memory."""
-    i, r, j = (range_node(size, at) for at, size in enumerate(shape))
-    total = k.reduce(Ops.ADD, k.at(k.param(1, *shape), i, r, j), r)
-    squares = k.reduce(Ops.ADD, alu(Ops.MUL, total, total), i)
-    kernel = k.kernel(k.out(k.param(0, shape[2]), squares, j))
-    assert any(unit == "thread" for name, unit in units_of(kernel).items() if name.startswith("i"))
-    check(kernel)
-
-
 @pytest.mark.parametrize("length", [64, 1000, 8192, 100000])
 def test_how_a_row_is_shared_does_not_depend_on_the_number_of_rows(length: int) -> None:
     ways = [shared(k.row_reduce(rows, length)) for rows in (2, 33, 100000)]
