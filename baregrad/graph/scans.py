@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from baregrad.base.bits import round_up
+from baregrad.base.bits import greatest_divisor, round_up
 from baregrad.dtypes import dtypes
 from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import (
@@ -34,13 +34,16 @@ from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Pad, Reduce, Scan
 from baregrad.ir.core.monoid import Monoid, filled, primitive
 from baregrad.ir.core.node import Node, alu, cast, const, toposort
-from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Op, Ops
+from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Op, Ops, mask_of
 
 # A running fold of fewer steps is left to one thread, but along the innermost axis.
 LEAST = 256
 PIECE = 64
 # Elements of a row that a block's threads fold together.
 BLOCK_PIECE = 4096
+# The same of pieces that a row is so many of, and elements of accesses that they are made of.
+LEAST_BLOCK_PIECE = 512
+ACCESSES = (8, 4, 2, 1)
 # Independent folds that keep a GPU busy by themselves.
 MANY = 1 << 16
 # On CPUs, sums of more floats than this are wide, or of pieces of so many, whose begins do not lie
@@ -50,6 +53,7 @@ CPU_PIECE = 4080
 # Operations on what is in memory that are done twice sooner than what they come to is stored.
 STEPS = 8
 
+_ELEMENTWISE = mask_of(ELEMENTWISE)
 Parts = tuple[Node, ...]
 
 
@@ -77,12 +81,27 @@ def _pieces(node: Node, is_for_gpu: bool) -> Parts | None:
         return None  # what pieces come to would be rounded
     if is_for_gpu and not is_inner and prod(beside) >= MANY:
         return None
-    piece = CPU_PIECE if not is_for_gpu else BLOCK_PIECE if is_inner else PIECE
+    piece = CPU_PIECE if not is_for_gpu else _block_piece(shape[axis]) if is_inner else PIECE
     values = [_at_hand(value) for value in node.src]
     if all(constant_of(value) is not None for value in values):
         # Kernels are laid out by what they read.
         values[0] = stored(values[0])
     return _running(tuple(values), monoid, axis, piece)
+
+
+def _block_piece(length: index.Dim) -> int:
+    """Elements of a piece of a row: so many that no piece is partly past its end, if possible.
+
+    The threads that fold a piece then write what becomes of it, as they have it, to its place.
+    """
+    if not isinstance(length, int):
+        return BLOCK_PIECE
+    for unit in ACCESSES:
+        if length % unit == 0:
+            found = unit * greatest_divisor(length // unit, BLOCK_PIECE // unit)
+            if found >= LEAST_BLOCK_PIECE:
+                return found
+    return BLOCK_PIECE
 
 
 def _wide(node: Node) -> Parts:
@@ -118,6 +137,7 @@ def _running(values: Parts, monoid: Monoid, axis: int, piece: int) -> Parts:
     neutral = monoid.identity
     pairs = zip(values, neutral, strict=True)
     longer = [lengthened(value, axis, size, nothing) for value, nothing in pairs]
+    is_last = axis == len(longer[0].shape) - 1
     count = longer[0].shape[axis] // piece
     front, behind = longer[0].shape[:axis], longer[0].shape[axis + 1 :]
     parts = tuple([reshape(value, (*front, count, piece, *behind)) for value in longer])
@@ -128,7 +148,8 @@ def _running(values: Parts, monoid: Monoid, axis: int, piece: int) -> Parts:
         moved = pad(cut(stored(total), axis, 0, count - 1), axis, Pad(1, 0))
         first = alu(Ops.CMPEQ, counting(moved.shape, axis), _zeros(moved.shape))
         earlier.append(alu(Ops.WHERE, first, full(nothing, moved.shape), moved))
-    before = [stored(part) for part in _running(tuple(earlier), monoid, axis, piece)]
+    again = BLOCK_PIECE if is_last else piece
+    before = [stored(part) for part in _running(tuple(earlier), monoid, axis, again)]
     shape = parts[0].shape
     start = [expand(reshape(part, (*front, count, 1, *behind)), shape) for part in before]
     within = _folded(Ops.SCAN, parts, Scan(monoid, axis + 1))
@@ -155,8 +176,15 @@ def scan_in_pieces(
 ) -> Node:
     """The sink with long running folds in pieces."""
     found: dict[Node, Parts | None] = {}
+    # Running folds as their rows, and what is made of them element by element.
+    rows: set[Node] = set()
 
     def visit(node: Node) -> Node | None:
+        if node.op.bit & _ELEMENTWISE:
+            made = _of_rows(node, rows)
+            if made is not None:
+                rows.add(made)
+            return made
         whole = node.src[0] if node.op is Ops.PROJ else node
         is_one = node is whole and len(node.src) == 1
         if whole.op is not Ops.SCAN or (node is whole and not is_one):
@@ -164,9 +192,32 @@ def scan_in_pieces(
         if whole not in found:
             found[whole] = _pieces(whole, is_for_gpu)
         states = found[whole]
-        return None if states is None else states[0 if is_one else node.arg]
+        if states is None:
+            return None
+        state = states[0 if is_one else node.arg]
+        if is_for_gpu and state.op is Ops.RESHAPE:
+            rows.add(state)
+        return state
 
-    return rewrite(order, visit, Ops.SCAN.bit | Ops.PROJ.bit, changed, Ops.SCAN.bit)
+    asked = Ops.SCAN.bit | Ops.PROJ.bit | (_ELEMENTWISE if is_for_gpu else 0)
+    return rewrite(order, visit, asked, changed, Ops.SCAN.bit)
+
+
+def _of_rows(node: Node, rows: set[Node]) -> Node | None:
+    """What is made of running folds element by element, as their rows and pieces lie.
+
+    So the threads that fold a piece compute and write it. None where other arrays are in it.
+    """
+    folds = [part for part in node.src if part in rows]
+    others = [part for part in node.src if part not in rows and constant_of(part) is None]
+    if not folds or others or len({part.src[0].shape for part in folds}) > 1:
+        return None
+    shape = folds[0].src[0].shape
+    src = []
+    for part in node.src:
+        constant = constant_of(part)
+        src.append(part.src[0] if constant is None else full(constant, shape))
+    return reshape(Node(node.op, node.dtype, tuple(src), node.arg), node.shape)
 
 
 SCANS = Traced(

@@ -12,12 +12,14 @@ from baregrad import bind, jit, variable
 from baregrad.dtypes import DType, dtypes
 from baregrad.engine.session import current_session
 from baregrad.graph import canonicalise, scans
+from baregrad.graph.views import full
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Scan
 from baregrad.ir.core.monoid import primitive, scaled_sum
-from baregrad.ir.core.node import Node, alu, extent_of, toposort
+from baregrad.ir.core.node import Node, alu, cast, const, extent_of, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import facts_of
+from baregrad.schedule import make_plan
 from baregrad.tensor import Tensor
 from baregrad.testing.ptx_device import ptx_session
 from tests.graph.graphs.gpu_graphs import F32, F64, HOPPER, I32, RNG, argument, changed
@@ -48,13 +50,16 @@ def extents(root: Node) -> list[int]:
         (Ops.ADD, dtypes.float16, 0, (1024,), [1024]),
         # What pieces come to is rounded, but not if it is one of their elements.
         (Ops.ADD, dtypes.float16, 0, (9000,), [9000]),
-        (Ops.MAX, dtypes.float16, 0, (9000,), [3, 4096]),
+        (Ops.MAX, dtypes.float16, 0, (9001,), [3, 4096]),
         (Ops.ADD, F32, 0, (32768, 2), [8, 64, 64]),
         # Along the innermost axis a piece is what a block's threads fold together.
         (Ops.ADD, F32, 0, (4096,), [4096]),
         (Ops.ADD, F64, 1, (3, 4097), [2, 4096]),
         (Ops.MAX, I32, 1, (2, 77), [77]),
-        (Ops.MIN, F32, 0, (9000,), [3, 4096]),
+        (Ops.MIN, F32, 0, (9001,), [3, 4096]),
+        # Of whole pieces, if a number of about as many elements divides it.
+        (Ops.MIN, F32, 0, (9000,), [3, 3000]),
+        (Ops.ADD, F32, 1, (2, 15003), [9, 1667]),
         (Ops.ADD, F32, 0, (1 << 25,), [2, 4096, 4096]),
         (Ops.ADD, F32, 1, (1 << 10, 8192), [2, 4096]),
     ),
@@ -70,6 +75,30 @@ def test_long_running_folds_are_cut(
         small = RNG.integers(-3, 4, shape) if dtype.kind == "int" else RNG.standard_normal(shape)
         made = changed(node, [small.astype(dtype.numpy)])
     assert extents(made) == lengths
+
+
+@pytest.mark.parametrize("length", (1 << 22, 22_401_032, 3 * 5 * 7 * 11 * 13 * 17))
+def test_what_is_made_of_pieces_is_written_as_they_are_folded(length: int) -> None:
+    """No sums of all elements are stored on the way to narrower ones."""
+    half = dtypes.float16
+    wide = cast(argument(0, half, length), F32)
+    fold = Node(Ops.SCAN, F32, (wide,), Scan(primitive(Ops.ADD, F32), 0))
+    value = cast(alu(Ops.SUB, fold, alu(Ops.MUL, fold, full(const(0.5, F32), (length,)))), half)
+    root = canonicalise(Node(Ops.SINK, dtypes.token, (value,)), None, HOPPER)
+    plan = make_plan(root, target=HOPPER)
+    large = [one for one in plan.buffers if np.prod(one.shape) >= length]
+    assert sorted(one.kind for one in large) == ["output", "param"]
+
+
+@pytest.mark.parametrize("rows", ((12_000,), (2, 6000)), ids=str)
+def test_functions_of_pieces(rows: tuple[int, ...]) -> None:
+    given = RNG.standard_normal(rows).astype(np.float32)
+    with ptx_session():
+        folds = Tensor(given).cumsum(-1)
+        both = (folds - folds * folds * 0.1).numpy(), (folds + Tensor(given)).numpy()
+    wanted = np.cumsum(given.astype(np.float64), -1)
+    for found, right in zip(both, (wanted - wanted * wanted * 0.1, wanted + given), strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("axis", (0, 1))
