@@ -54,6 +54,8 @@ LONG_WORK = 1 << 20  # operations of a sum that no single thread is to do
 SOON_MADE, OFTEN = 1 << 22, 4.0
 FUNCTION_WORK = 16.0  # operations of a value that has a function in it
 NO_READS_WORK = 32.0  # places and masks are computed wherever they are wanted
+# Elements that memory takes longer to move than a launch takes, and operations on one meanwhile.
+LARGE, MOVED_WORK, WIDE_NBYTES = 1 << 20, 24.0, 4
 SAME_KERNEL = 1.5  # keeping a kernel whole is worth some recomputation
 SIBLINGS = 8  # drafts of one shape that are looked at
 _READS = Ops.PARAM.bit | Ops.BUFFER.bit
@@ -430,23 +432,40 @@ def _costs_on_gpu(
     size, work = max(survey.size[node.shape], 1.0), survey.work[node]
     nbytes = node.dtype.itemsize
     moved = OPERATIONS_PER_BYTE * sum(fusion.traffic.behind(node).values())
+    # What is large and quick to compute takes as long as what is moved for it. Narrow values are
+    # best stored before others are, of which they are made.
+    is_moved = bool(node.op.bit & _ELEMENTWISE) and size >= LARGE and nbytes >= WIDE_NBYTES
+    is_moved = is_moved and not _exceeds(fusion, node, MOVED_WORK)
     # The share of it that each kernel reads what it does not read anyway for.
     shares: dict[Draft, float] = {}
     inline = 0.0
     for request in requests:
         marginal = _marginal(fusion, request, work) if node.op.bit & _ELEMENTWISE else work
         inline += request.evals * marginal
-        if marginal == work:
+        if marginal == work and not (is_moved and _reads_anyway(fusion, node, request)):
             shares[request.draft] = shares.get(request.draft, 0.0) + request.evals / size
     inline += sum(moved * min(1.0, share) for share in shares.values())
     kernels = len({request.draft for request in requests})
     # One of several computes it, if it runs over its axes.
-    if kernels > 1 and any(
-        is_identity(request.idx, node.shape, request.draft.outer) for request in requests
-    ):
+    if is_moved:
+        has_home = _find_home(fusion, node, requests, [""] * len(requests)) is not None
+    else:
+        has_home = any(is_identity(one.idx, node.shape, one.draft.outer) for one in requests)
+    if kernels > 1 and has_home:
         kernels -= 1
     through = OPERATIONS_PER_BYTE * nbytes * size * (1 + kernels)
     return inline, work * size + moved + through + nbytes * total + LAUNCH
+
+
+def _reads_anyway(fusion: Fusion, node: Node, request: Request) -> bool:
+    """Whether a kernel reads all that a value is computed from for others, as far as is known."""
+    behind = fusion.traffic.behind(node)
+    size = fusion.survey.size[node.shape]
+    found: set[Node] = set()
+    for other, _ in request.draft.requests:
+        if other is not node and fusion.survey.size[other.shape] >= size:
+            found |= fusion.traffic.arrays(other)
+    return found.issuperset(behind)
 
 
 def _is_anew_in_each_thread(fusion: Fusion, node: Node, request: Request) -> bool:
