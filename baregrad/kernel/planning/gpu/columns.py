@@ -89,7 +89,8 @@ def plan_columns(
     few = min(next_power_of_two(-(-length // STATE_STEPS)), WARPS)
     warps = WARPS if length >= LONG_COLUMN else 1
     if columns and length >= FEW_LONG_COLUMN:
-        warps *= 2  # A thread goes through its part of a column several times.
+        # A thread goes through its part of a column several times.
+        warps *= 4 if length >= VERY_LONG_COLUMN else 2
     warps = warps if plain or exact or length % few else few
     warps = plan.pick("warps", powers_from(warps, 1, min(MOST_WARPS, length)))
     written = plan.by_stride(rows, plan.write)
@@ -117,7 +118,8 @@ def plan_columns(
             plan.parts(as_one(plan, own), units)
     longest = max(columns, key=lambda axis: index.upper(extent_of(axis)), default=None)
     if longest is not None and warps > 1:
-        plan.parts([longest], [("thread_y", warps)])
+        steps = TOGETHER if index.upper(extent_of(longest)) >= FEW_LONG_COLUMN else 1
+        plan.parts([longest], [("unroll", steps), ("thread_y", warps)])
 
 
 def _long_columns(
