@@ -27,13 +27,13 @@ from baregrad.schedule.drafts.draft import (
 )
 from baregrad.schedule.facts.packed_factors import WHY as WHY_PACKED
 from baregrad.schedule.facts.survey import READ_BY_STREAM, is_tuple, own_work
-from baregrad.schedule.facts.traffic import GPU_LAUNCH, OPERATIONS_PER_BYTE, is_little
+from baregrad.schedule.facts.traffic import GPU_LAUNCH, is_little
 from baregrad.schedule.fusing import padded
+from baregrad.schedule.fusing.costs import LAUNCH, costs_on_gpu, exceeds, is_moved, marginal_work
 from baregrad.schedule.fusing.fusion import Fusion, Neighbours
 from baregrad.schedule.fusing.narrow import narrower_source
 from baregrad.schedule.plan import Reason
 
-LAUNCH = 4000.0  # about a microsecond
 MAX_OPS = 200  # values computed in one kernel; dear ones count several times
 MAX_LOADS, MAX_GPU_LOADS = 24, 40  # arrays read by one kernel; a GPU joins those of neighbours
 # So many times as many of both on a GPU where a kernel has few points, or multiplies words.
@@ -54,8 +54,6 @@ LONG_WORK = 1 << 20  # operations of a sum that no single thread is to do
 SOON_MADE, OFTEN = 1 << 22, 4.0
 FUNCTION_WORK = 16.0  # operations of a value that has a function in it
 NO_READS_WORK = 32.0  # places and masks are computed wherever they are wanted
-# Elements that memory takes longer to move than a launch takes, and operations on one meanwhile.
-LARGE, MOVED_WORK, WIDE_NBYTES = 1 << 20, 24.0, 4
 SAME_KERNEL = 1.5  # keeping a kernel whole is worth some recomputation
 SIBLINGS = 8  # drafts of one shape that are looked at
 _READS = Ops.PARAM.bit | Ops.BUFFER.bit
@@ -164,25 +162,9 @@ def _is_soon_made(
     evals = sum(request.evals for request in requests)
     if evals < OFTEN * fusion.survey.size[node.shape]:
         return False
-    if _exceeds(fusion, node, SOON_MADE / max(evals, 1.0)):
+    if exceeds(fusion, node, SOON_MADE / max(evals, 1.0)):
         return False
     return _find_home(fusion, node, requests, obstacles) is None
-
-
-def _exceeds(fusion: Fusion, node: Node, most: float) -> bool:
-    """Whether an element takes so many operations, from what is in memory and sums on."""
-    work = own_work(node)
-    near, seen = [node], {node}
-    for value in near:
-        if work >= most:
-            return True
-        for child in value.src:
-            if child in seen or child in fusion.must or child.op.bit & _AT_HAND:
-                continue
-            seen.add(child)
-            near.append(child)
-            work += own_work(child) if child.op.bit & _ELEMENTWISE else 0.0
-    return work >= most
 
 
 def is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
@@ -406,7 +388,8 @@ def _dearer_inline(fusion: Fusion, node: Node, requests: list[Request]) -> Reaso
     if not node.mask & _READS and work <= NO_READS_WORK:
         return ""
     if fusion.gpu:
-        inline, stored = _costs_on_gpu(fusion, node, requests, total)
+        has_home = _has_home(fusion, node, requests)
+        inline, stored = costs_on_gpu(fusion, node, requests, total, has_home)
         return _Dearer(total / max(size, 1.0), inline / stored) if inline > stored else ""
     itemsize = node.dtype.itemsize
     inline = work * total
@@ -418,54 +401,20 @@ def _dearer_inline(fusion: Fusion, node: Node, requests: list[Request]) -> Reaso
         if inline > stored and node.op.bit & _ELEMENTWISE:
             inline = 0.0
             for request in requests:
-                inline += request.evals * _marginal(fusion, request, work)
+                inline += request.evals * marginal_work(fusion, request, work)
     if inline <= stored:
         return ""
     return _Dearer(total / max(size, 1.0), inline / stored)
 
 
-def _costs_on_gpu(
-    fusion: Fusion, node: Node, requests: list[Request], total: float
-) -> tuple[float, float]:
-    """What computing a value at every request costs, and what storing it does."""
-    survey = fusion.survey
-    size, work = max(survey.size[node.shape], 1.0), survey.work[node]
-    nbytes = node.dtype.itemsize
-    moved = OPERATIONS_PER_BYTE * sum(fusion.traffic.behind(node).values())
-    # What is large and quick to compute takes as long as what is moved for it. Narrow values are
-    # best stored before others are, of which they are made.
-    is_moved = bool(node.op.bit & _ELEMENTWISE) and size >= LARGE and nbytes >= WIDE_NBYTES
-    is_moved = is_moved and not _exceeds(fusion, node, MOVED_WORK)
-    # The share of it that each kernel reads what it does not read anyway for.
-    shares: dict[Draft, float] = {}
-    inline = 0.0
-    for request in requests:
-        marginal = _marginal(fusion, request, work) if node.op.bit & _ELEMENTWISE else work
-        inline += request.evals * marginal
-        if marginal == work and not (is_moved and _reads_anyway(fusion, node, request)):
-            shares[request.draft] = shares.get(request.draft, 0.0) + request.evals / size
-    inline += sum(moved * min(1.0, share) for share in shares.values())
-    kernels = len({request.draft for request in requests})
-    # One of several computes it, if it runs over its axes.
-    if is_moved:
-        has_home = _find_home(fusion, node, requests, [""] * len(requests)) is not None
-    else:
-        has_home = any(is_identity(one.idx, node.shape, one.draft.outer) for one in requests)
-    if kernels > 1 and has_home:
-        kernels -= 1
-    through = OPERATIONS_PER_BYTE * nbytes * size * (1 + kernels)
-    return inline, work * size + moved + through + nbytes * total + LAUNCH
+def _has_home(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
+    """Whether one of a GPU's kernels that read a value computes it as well, or may do so.
 
-
-def _reads_anyway(fusion: Fusion, node: Node, request: Request) -> bool:
-    """Whether a kernel reads all that a value is computed from for others, as far as is known."""
-    behind = fusion.traffic.behind(node)
-    size = fusion.survey.size[node.shape]
-    found: set[Node] = set()
-    for other, _ in request.draft.requests:
-        if other is not node and fusion.survey.size[other.shape] >= size:
-            found |= fusion.traffic.arrays(other)
-    return found.issuperset(behind)
+    Of what memory decides about, one that no other one has to run before.
+    """
+    if is_moved(fusion, node):
+        return _find_home(fusion, node, requests, [""] * len(requests)) is not None
+    return any(is_identity(one.idx, node.shape, one.draft.outer) for one in requests)
 
 
 def _is_anew_in_each_thread(fusion: Fusion, node: Node, request: Request) -> bool:
@@ -477,17 +426,6 @@ def _is_anew_in_each_thread(fusion: Fusion, node: Node, request: Request) -> boo
     if node.shape or node.dtype is not dtypes.float64 or fusion.survey.work[node] < FUNCTION_WORK:
         return False
     return points_of(request.draft.loops) > SERIAL_WORK
-
-
-def _marginal(fusion: Fusion, request: Request, work: float) -> float:
-    """What a value adds to a kernel: little, where its operands are wanted there anyway."""
-    for child in request.node.src:
-        if child.mask & _READS and not fusion.is_wanted(child, request.idx, request.draft):
-            return work
-    return own_work(request.node)
-
-
-# --- where a stored value is computed -------------------------------------------------------------
 
 
 def _find_home(

@@ -116,8 +116,14 @@ def plan_columns(
         units = [one for one in (("unroll", steps), ("thread_y", warps)) if one[1] > 1]
         if units:
             plan.parts(as_one(plan, own), units)
-    longest = max(columns, key=lambda axis: index.upper(extent_of(axis)), default=None)
-    if longest is not None and warps > 1:
+    if warps > 1:
+        _share_written(plan, columns, warps)
+
+
+def _share_written(plan: GpuPlan, columns: Sequence[Node], warps: int) -> None:
+    """Warps of a column along what is written of it, several results of each at once."""
+    if columns:
+        longest = max(columns, key=lambda axis: index.upper(extent_of(axis)))
         steps = TOGETHER if index.upper(extent_of(longest)) >= FEW_LONG_COLUMN else 1
         plan.parts([longest], [("unroll", steps), ("thread_y", warps)])
 
