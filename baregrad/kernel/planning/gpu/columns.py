@@ -26,7 +26,7 @@ BLOCK = 128
 MOST_WARPS = 32
 # Steps of a column before warps share it; and before as many threads do as read a machine's memory
 # at its rate with their loads, of whole lines where there are enough columns, of sectors else.
-LONG_COLUMN, VERY_LONG_COLUMN = 32, 512
+LONG_COLUMN, VERY_LONG_COLUMN, LONGEST_COLUMN = 32, 512, 1 << 14
 # The same of so few columns that a warp has all of them: nothing else keeps a machine busy.
 FEW_LONG_COLUMN = 256
 COLUMN_THREADS, LEAST_COLUMN_THREADS, MOST_COLUMN_THREADS = 64, 4, 256
@@ -77,7 +77,7 @@ def plan_columns(
         way = _whole_rows(plan, inner, length) if widest == 1 else None
         if way is not None or length >= (LONG_COLUMN if exact else few):
             plan.grid([axis for axis in ordered if axis not in inner])
-            way = way or _long_columns(plan, inner, lanes, others, exact)
+            way = way or _long_columns(plan, inner, lanes, others, length if not exact else 0)
             way(plan)
             return
     lanes = plan.whole_lanes(lanes, inner[-1])
@@ -129,10 +129,17 @@ def _share_written(plan: GpuPlan, columns: Sequence[Node], warps: int) -> None:
 
 
 def _long_columns(
-    plan: GpuPlan, ordered: Sequence[Node], lanes: int, others: int, exact: bool
+    plan: GpuPlan, ordered: Sequence[Node], lanes: int, others: int, length: int
 ) -> Way:
-    """So many threads for each column: any order is as good for what is exact."""
+    """So many threads for each column: any order is as good for what is exact.
+
+    length: of a sum whose order matters, or 0.
+    """
     lay = partial(_lay_long_columns, ordered=ordered, lanes=lanes, others=others)
+    exact = not length
+    if length >= LONGEST_COLUMN and iterations(ordered) * _size(plan, ordered) < SECTOR_BYTES:
+        # Such columns are parts of longer ones, and no others keep a machine busy.
+        return partial(lay, most=MOST_COLUMN_THREADS)
     first = [COLUMN_THREADS, *([16, 8, LEAST_COLUMN_THREADS, MOST_COLUMN_THREADS] if exact else [])]
     places = any(each.node.arg.monoid.arity != 1 for each in plan.sums)
     if exact and places and _are_few(plan, ordered, others):

@@ -151,6 +151,18 @@ def test_blocks_of_rows(kernel: Node, least: int, monkeypatch: pytest.MonkeyPatc
     check_gpu(kernel, schedule)
 
 
+@pytest.mark.parametrize(("length", "threads"), [(20_000, 256), (8192, 64)])
+def test_the_longest_columns_of_few_have_more_threads(length: int, threads: int) -> None:
+    """Each of 64 would wait for hundreds of reads, one round after the other."""
+    kernel = k.column_reduce(length, 2)
+    schedule = choose_schedule(kernel, HOPPER)
+    units = {step.axis: step.unit for step in schedule.steps if isinstance(step, Bind)}
+    parts = [dict(step.parts) for step in schedule.steps if isinstance(step, Split)]
+    down = [n for one in parts for name, n in one.items() if units.get(name) == "thread_y"]
+    assert down == [threads]
+    check(kernel)
+
+
 # --- short sums within others -------------------------------------------------------------------
 
 
