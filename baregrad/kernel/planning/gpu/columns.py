@@ -43,6 +43,8 @@ COLUMN_ELEMENTS = 16
 # it, and of all columns that it may have by their type: no loop is left of so few. (32 parts of
 # 64 x 32 x 128 sums by 4 threads, not 8: 303 us in place of 310 on an H200.)
 STATE_STEPS, STATES = 8, 128
+# Neighbours that a thread has all of, where results lie along another axis.
+SHORT_NEAR = 16
 # Columns of which a thread may have all, if no two are one access, and its elements of as many rows
 # as fill accesses; rounds of its loop before there are more threads, and these at most. On an H200
 # 10,240,000 rows of 3 floats took 47.4 us by elements and 32.1 so; 480,000 of 6 were slower.
@@ -65,7 +67,7 @@ def plan_columns(
 
     columns: axes of the output along which sums are not, as those of a softmax across rows.
     """
-    ordered = in_order(plan, [axis for axis in rows if extent_of(axis) != 1])
+    ordered = _without_short_rows(plan, [axis for axis in rows if extent_of(axis) != 1])
     inner = plan.together(ordered)
     lanes = widest = plan.lanes(inner)
     others = iterations(rows) // (width := iterations(inner))
@@ -93,14 +95,14 @@ def plan_columns(
         warps *= 4 if length >= VERY_LONG_COLUMN else 2
     warps = warps if plain or exact or length % few else few
     warps = plan.pick("warps", powers_from(warps, 1, min(MOST_WARPS, length)))
-    written = plan.by_stride(rows, plan.write)
+    written = plan.by_stride(ordered, plan.write)
     is_along = written[-1] is inner[-1]
     if not fixed or (warps == 1 and (is_along or width < plan.warp)):
         # Few neighbours are no block: threads go on with the next ones.
         wide = plan.lanes(written) if is_along or not fixed else 1
         while wide > 1 and iterations(rows) < wide * BLOCK * plan.target.busy_blocks:
             wide //= 2
-        plan.spread(rows, BLOCK, wide)
+        plan.spread(ordered, BLOCK, wide)
     else:
         plan.grid([axis for axis in ordered if axis not in inner])
         block = min(plan.warp if warps > 1 else BLOCK, next_power_of_two(width // lanes))
@@ -118,6 +120,28 @@ def plan_columns(
             plan.parts(as_one(plan, own), units)
     if warps > 1:
         _share_written(plan, columns, warps)
+
+
+def _without_short_rows(plan: GpuPlan, rows: Sequence[Node]) -> list[Node]:
+    """The axes of the results but for short rows that lie beside each other, whole in each thread.
+
+    The results lie otherwise: blocks of so few neighbours would be many, of few threads each.
+    """
+    ordered = in_order(plan, rows)
+    near = plan.together(ordered)
+    others = ordered[: -len(near)]
+    width = iterations(near)
+    if not others or width > SHORT_NEAR or width * _size(plan, near) >= SECTOR_BYTES:
+        return ordered
+    reads = [one for one in plan.facts.accesses if not one.write and one.stride(near[-1]) == 1]
+    beside = all(one.stride(others[-1]) == width for one in reads)
+    if not reads or not beside or not all(isinstance(extent_of(axis), int) for axis in rows):
+        return ordered
+    if iterations(others[-1:]) < plan.warp:
+        return ordered
+    plan.because("{} neighbours of {} results each, in each thread", width, iterations(others))
+    plan.steps.extend([Bind(plan.name(axis), "unroll") for axis in near])
+    return others
 
 
 def _share_written(plan: GpuPlan, columns: Sequence[Node], warps: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 from baregrad import render
 from baregrad.engine.compiler import Compiler
 from baregrad.ir.core.node import Node, alu, range_node
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.op import Op, Ops
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.language.schedule import Bind, Schedule, Split
 from baregrad.kernel.planning.gpu import columns as planner
@@ -160,6 +160,22 @@ def test_the_longest_columns_of_few_have_more_threads(length: int, threads: int)
     parts = [dict(step.parts) for step in schedule.steps if isinstance(step, Split)]
     down = [n for one in parts for name, n in one.items() if units.get(name) == "thread_y"]
     assert down == [threads]
+    check(kernel)
+
+
+@pytest.mark.parametrize("op", [Ops.ADD, Ops.MAX])
+@pytest.mark.parametrize("shape", [(3, 32, 70, 3), (2, 64, 40, 5), (1, 600, 33, 2), (2, 7, 64, 4)])
+def test_short_rows_that_results_lie_across_are_whole_in_a_thread(
+    op: Op, shape: tuple[int, int, int, int]
+) -> None:
+    """Threads lie along the longer axis, of which the results are neighbours."""
+    b, r, d, c = (range_node(size, at) for at, size in enumerate(shape))
+    value = k.reduce(op, k.at(k.param(1, *shape), b, r, d, c), r)
+    kernel = k.kernel(k.out(k.param(0, shape[0], shape[3], shape[2]), value, b, c, d))
+    schedule = choose_schedule(kernel, HOPPER)
+    units = {step.axis: step.unit for step in schedule.steps if isinstance(step, Bind)}
+    assert units["i3"] == "unroll"
+    assert any(unit == "thread" for axis, unit in units.items() if axis.startswith(("i2_", "f0_")))
     check(kernel)
 
 
