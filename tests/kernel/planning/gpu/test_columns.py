@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from baregrad import render
+from baregrad.dtypes import dtypes
 from baregrad.engine.compiler import Compiler
-from baregrad.ir.core.node import Node, alu, range_node
+from baregrad.ir.core.attrs import Reduce
+from baregrad.ir.core.monoid import scaled_sum
+from baregrad.ir.core.node import Node, alu, const, range_node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.language.schedule import Bind, Schedule, Split
@@ -154,12 +157,11 @@ def test_blocks_of_rows(kernel: Node, least: int, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("length", "threads"), [(20_000, 256), (8192, 64)])
 def test_the_longest_columns_of_few_have_more_threads(length: int, threads: int) -> None:
     """Each of 64 would wait for hundreds of reads, one round after the other."""
-    kernel = k.column_reduce(length, 2)
-    schedule = choose_schedule(kernel, HOPPER)
-    units = {step.axis: step.unit for step in schedule.steps if isinstance(step, Bind)}
-    parts = [dict(step.parts) for step in schedule.steps if isinstance(step, Split)]
-    down = [n for one in parts for name, n in one.items() if units.get(name) == "thread_y"]
-    assert down == [threads]
+    i, j, c = (range_node(size, at) for at, size in enumerate((3, length, 2)))
+    total = k.reduce(Ops.ADD, k.at(k.param(1, 3, length, 2), i, j, c), j)
+    kernel = k.kernel(k.out(k.param(0, 3, 2), total, i, c))
+    found = sizes_of(kernel, "r1")
+    assert found.get("thread", 1) * found["thread_y"] == threads
     check(kernel)
 
 
@@ -176,6 +178,24 @@ def test_short_rows_that_results_lie_across_are_whole_in_a_thread(
     units = {step.axis: step.unit for step in schedule.steps if isinstance(step, Bind)}
     assert units["i3"] == "unroll"
     assert any(unit == "thread" for axis, unit in units.items() if axis.startswith(("i2_", "f0_")))
+    check(kernel)
+
+
+@pytest.mark.parametrize(("columns", "length"), [(3, 4096), (2, 1500)])
+def test_long_states_of_few_columns_have_a_block_each(columns: int, length: int) -> None:
+    """Threads along them are as few: 32 of them had 512 steps each of 4,096."""
+    i, j = range_node(columns, 0), range_node(length, 1)
+    value = k.at(k.param(1, length, columns), j, i)
+    how = Reduce(scaled_sum(dtypes.float32))
+    both = Node(Ops.REDUCE, dtypes.float32, (value, const(1, dtypes.float32), j), how)
+    found = alu(Ops.ADD, alu(Ops.LOG, Node(Ops.PROJ, dtypes.float32, (both,), 1)),
+                Node(Ops.PROJ, dtypes.float32, (both,), 0))  # fmt: skip
+    kernel = k.kernel(k.out(k.param(0, columns), found, i))
+    steps = choose_schedule(kernel, HOPPER).steps
+    units = {step.axis: step.unit for step in steps if isinstance(step, Bind)}
+    assert units["i0"] == "grid"
+    sizes = [n for step in steps if isinstance(step, Split) for _, n in step.parts if n]
+    assert np.prod(sizes) >= length // 32, steps
     check(kernel)
 
 

@@ -15,7 +15,7 @@ from baregrad.engine.compiler import Compiler
 from baregrad.graph import canonicalise
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Reduce
-from baregrad.ir.core.monoid import arg_extreme, scaled_sum
+from baregrad.ir.core.monoid import arg_extreme
 from baregrad.ir.core.node import Node, alu, const, range_node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.kernel import choose_schedule
@@ -194,24 +194,6 @@ def test_the_largest_of_narrow_floats_is_not_rounded_again(dtype: DType) -> None
     check(kernel)
     *_, last = Compiler(HOPPER, render.get("ptx"), None, None).stages(kernel)
     assert "cvt.rn" not in str(last.result)
-
-
-@pytest.mark.parametrize(("columns", "length"), [(3, 4096), (2, 1500)])
-def test_long_states_of_few_columns_have_a_block_each(columns: int, length: int) -> None:
-    """Threads along them are as few: 32 of them had 512 steps each of 4,096."""
-    i, j = range_node(columns, 0), range_node(length, 1)
-    value = k.at(k.param(1, length, columns), j, i)
-    how = Reduce(scaled_sum(dtypes.float32))
-    both = Node(Ops.REDUCE, dtypes.float32, (value, const(1, dtypes.float32), j), how)
-    found = alu(Ops.ADD, alu(Ops.LOG, Node(Ops.PROJ, dtypes.float32, (both,), 1)),
-                Node(Ops.PROJ, dtypes.float32, (both,), 0))  # fmt: skip
-    kernel = k.kernel(k.out(k.param(0, columns), found, i))
-    steps = choose_schedule(kernel, HOPPER).steps
-    units = {step.axis: step.unit for step in steps if isinstance(step, Bind)}
-    assert units["i0"] == "grid"
-    sizes = [n for step in steps if isinstance(step, Split) for _, n in step.parts if n]
-    assert np.prod(sizes) >= length // 32, steps
-    check(kernel)
 
 
 def test_few_threads_find_the_places_of_many_columns() -> None:
