@@ -107,7 +107,10 @@ def test_what_takes_long_to_compute_is_cut_sooner(rows: int) -> None:
     """All sums of a row alike, however much more the later ones are made of."""
     x = argument(0, F32, rows, 50_000)
     assert softmax_parts(x) == []
-    first, second = softmax_parts(alu(Ops.TANH, alu(Ops.TANH, x)))
+    value = x
+    for _ in range(6):
+        value = alu(Ops.TANH, value)
+    first, second = softmax_parts(value)
     assert first == second and first[0] == rows and first[1] >= 8
     assert parts_of((rows, 50_000), 1) == []
 
@@ -122,7 +125,8 @@ def test_a_loss_of_many_operations_has_many_blocks() -> None:
 
     given = [argument(slot, F32, 14_296) for slot in range(2)]
     assert stored(changed(loss(*given, 0), [x, y])) == []
-    (shape,) = stored(changed(loss(*given, 3), [x, y]))
+    (shape,) = stored(changed(loss(*given, 10), [x, y]))
+    assert stored(changed(loss(*given, 5), [x, y])) == []
     assert shape[0] >= 4
 
 

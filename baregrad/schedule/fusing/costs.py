@@ -11,7 +11,8 @@ from baregrad.schedule.fusing.fusion import Fusion
 
 LAUNCH = 4000.0  # about a microsecond
 # Elements that memory takes longer to move than a launch takes, and operations on one meanwhile.
-LARGE, MOVED_WORK, WIDE_NBYTES = 1 << 20, 24.0, 4
+# With functions, as of silu and its gradient, it was slower to compute them anew.
+LARGE, MOVED_WORK, WIDE_NBYTES = 1 << 20, 6.0, 4
 _READS = Ops.PARAM.bit | Ops.BUFFER.bit
 _AT_HAND = _READS | mask_of((Ops.REDUCE, Ops.FOLD, Ops.SCAN, Ops.CONTIGUOUS))
 _ELEMENTWISE = mask_of(ELEMENTWISE)

@@ -44,7 +44,7 @@ COLUMN_ELEMENTS = 16
 # 64 x 32 x 128 sums by 4 threads, not 8: 303 us in place of 310 on an H200.)
 STATE_STEPS, STATES = 8, 128
 # Neighbours that a thread has all of, where results lie along another axis.
-SHORT_NEAR = 16
+SHORT_NEAR = 8
 # Columns of which a thread may have all, if no two are one access, and its elements of as many rows
 # as fill accesses; rounds of its loop before there are more threads, and these at most. On an H200
 # 10,240,000 rows of 3 floats took 47.4 us by elements and 32.1 so; 480,000 of 6 were slower.
