@@ -163,7 +163,7 @@ def _long_columns(
     exact = not length
     if length >= LONGEST_COLUMN and iterations(ordered) * _size(plan, ordered) < SECTOR_BYTES:
         # Such columns are parts of longer ones, and no others keep a machine busy.
-        return partial(lay, most=MOST_COLUMN_THREADS)
+        return partial(lay, most=COLUMN_BLOCK)
     first = [COLUMN_THREADS, *([16, 8, LEAST_COLUMN_THREADS, MOST_COLUMN_THREADS] if exact else [])]
     places = any(each.node.arg.monoid.arity != 1 for each in plan.sums)
     if exact and places and _are_few(plan, ordered, others):
@@ -242,7 +242,8 @@ def _lay_long_columns(
     first = min(most, room // threads)
     options = powers_from(first, LEAST_COLUMN_THREADS, room // threads)
     down = plan.pick("threads of a column", options)
-    steps = plan.pick("steps", powers_from(TOGETHER, 1, MOST_STEPS))
+    together = 2 * TOGETHER if most == COLUMN_BLOCK else TOGETHER
+    steps = plan.pick("steps", powers_from(together, 1, MOST_STEPS))
     plan.because("{} columns in each block, {} threads each", threads * lanes, down)
     across = [("thread", threads)] if threads > 1 else []
     beside = ("vector" if across else "unroll", lanes)

@@ -154,7 +154,7 @@ def test_blocks_of_rows(kernel: Node, least: int, monkeypatch: pytest.MonkeyPatc
     check_gpu(kernel, schedule)
 
 
-@pytest.mark.parametrize(("length", "threads"), [(20_000, 256), (8192, 64)])
+@pytest.mark.parametrize(("length", "threads"), [(20_000, 512), (8192, 64)])
 def test_the_longest_columns_of_few_have_more_threads(length: int, threads: int) -> None:
     """Each of 64 would wait for hundreds of reads, one round after the other."""
     i, j, c = (range_node(size, at) for at, size in enumerate((3, length, 2)))
