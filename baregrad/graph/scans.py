@@ -137,7 +137,6 @@ def _running(values: Parts, monoid: Monoid, axis: int, piece: int) -> Parts:
     neutral = monoid.identity
     pairs = zip(values, neutral, strict=True)
     longer = [lengthened(value, axis, size, nothing) for value, nothing in pairs]
-    is_last = axis == len(longer[0].shape) - 1
     count = longer[0].shape[axis] // piece
     front, behind = longer[0].shape[:axis], longer[0].shape[axis + 1 :]
     parts = tuple([reshape(value, (*front, count, piece, *behind)) for value in longer])
@@ -148,7 +147,7 @@ def _running(values: Parts, monoid: Monoid, axis: int, piece: int) -> Parts:
         moved = pad(cut(stored(total), axis, 0, count - 1), axis, Pad(1, 0))
         first = alu(Ops.CMPEQ, counting(moved.shape, axis), _zeros(moved.shape))
         earlier.append(alu(Ops.WHERE, first, full(nothing, moved.shape), moved))
-    again = BLOCK_PIECE if is_last else piece
+    again = piece if piece in (PIECE, CPU_PIECE) else BLOCK_PIECE
     before = [stored(part) for part in _running(tuple(earlier), monoid, axis, again)]
     shape = parts[0].shape
     start = [expand(reshape(part, (*front, count, 1, *behind)), shape) for part in before]
