@@ -230,17 +230,3 @@ def test_what_many_results_read_is_made_anew_if_all_behind_it_is_little(
         x = x.exp()
     apart = (x.reshape(200, 1) - x.reshape(1, 200)).relu().sum(1)
     assert len(make_plan(sink(apart), target=HOPPER).kernels) == kernels
-
-
-def test_a_gpu_computes_anew_what_it_reads_the_arrays_of() -> None:
-    """A loss and its gradient both read two large arrays: what they come to is stored for neither.
-
-    It would be written once and read twice. No kernel of the loss waits for one of the gradient's.
-    """
-    x, y = param(0, 1024, 1024), param(1, 1024, 1024)
-    away = x - y
-    near = (away * 0.5).relu()
-    loss = (near * near + away).sum()
-    plan = make_plan(sink(loss, near * away * loss), target=HOPPER)
-    assert [one for one in plan.buffers if one.kind == "temp"] == []
-    assert len(plan.kernels) == 2
