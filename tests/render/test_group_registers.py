@@ -14,6 +14,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.planning.gpu import gemm_mma
 from baregrad.kernel.planning.gpu.gemm_groups import (
+    ACROSS_TILES,
     COPIERS,
     FREE_TILES,
     TILES,
@@ -61,7 +62,7 @@ CHOICES = [
     (tile, boxes, numbers, False)
     for tile in (*TILES, *FREE_TILES) for boxes in (False, True)
     for numbers in (HALF, dtypes.float8_e4m3fn) if boxes or tile in TILES
-] + [(tile, True, HALF, True) for tile in FREE_TILES]
+] + [(tile, True, HALF, True) for tile in ACROSS_TILES]
 
 
 def programs(
@@ -73,7 +74,8 @@ def programs(
              for slot, side in ((1, (m, x)), (2, (x, n) if across else (n, x)))]  # fmt: skip
     total = k.reduce(Ops.ADD, alu(Ops.MUL, *reads), x)
     kernel = k.kernel(k.out(k.param(0, 512, 512), total, m, n))
-    product = [Product(512, 512, 512, 1)]
+    # As large as to come from memory.
+    product = [Product(512, 512, 1 << 16, 1)]
     ranked = ranked_groups(HOPPER, product, (True, True), numbers, boxes, whole=64 if across else 8)
     for choice in [one for one in ranked if one.tile == tile and one.slots == 2]:
         with pytest.MonkeyPatch.context() as patch:

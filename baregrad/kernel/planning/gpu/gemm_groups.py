@@ -14,6 +14,7 @@ from baregrad.base.bits import round_down, round_up
 from baregrad.dtypes import DType
 from baregrad.kernel.gpu.pipelines import FEW_SLOTS
 from baregrad.kernel.instructions.wgmma import (
+    PANEL,
     ROW_NBYTES,
     STEPS_NBYTES,
     WARPS,
@@ -168,6 +169,14 @@ TILES = tuple([
 FREE_TILES = tuple([
     GroupTile(2, 1, 1, columns) for columns in (240, 224, 208, 176, 160, 144, 112, 96)
 ])  # fmt: skip
+# As many where columns lie across the sums: boxes are whole panels then, of which the last is read
+# in part, and rows of them that begin inside lines come slower. So they are of use where factors
+# are larger than a share of the second cache, which whole panels wait for, too: on an H200 1,536 x
+# 1,536 sums of 8,192 took 71 us in whole panels and 67 so, 768 x 3,072 71 and 66, 1,280 x 2,048 73
+# and 68, 1,792 x 1,792 of 7,168 82 and 77, 2,560 cubed 60 and 56; but 1,536 x 3,072 sums of 2,304
+# 34 and 40. Widths of 144, 176 and 208 took longer than 160, 192 and 224, and 96 longer than 128.
+ACROSS_TILES = tuple([tile for tile in FREE_TILES if tile.columns in (224, 160)])
+FROM_MEMORY = 0.5
 # Those of a team.
 TEAM_TILES = tuple([
     GroupTile(*sizes) for sizes in ((1, 2, 1, 128), (2, 1, 1, 128), (1, 1, 1, 256))
@@ -200,7 +209,9 @@ def ranked_groups(
         words = True, True
     most = min(MOST_SLOTS if any(words) else 2, panels)
     found = []
-    tiles = (*TILES, *FREE_TILES) if boxes and whole else TILES
+    tiles = TILES
+    if boxes and whole:
+        tiles += _free_tiles(target, sizes[0], dtype, whole)
     for tile in tiles if teams == 1 else TEAM_TILES:
         for slots in range(1 if most == 1 else 2, most + 1):
             how = _Copied(slots, words, dtype, boxes, teams, max(whole, 1))
@@ -212,6 +223,16 @@ def ranked_groups(
     return sorted(found, key=lambda one: (
         *_order(one), one.tile.m * asked[0] + one.tile.n * asked[1],
     ))  # fmt: skip
+
+
+def _free_tiles(
+    target: GpuTarget, size: Product, dtype: DType, whole: int
+) -> tuple[GroupTile, ...]:
+    """Tiles of no whole panels; boxes have multiples of `whole` columns."""
+    if whole < PANEL:
+        return FREE_TILES
+    nbytes = size.batches * (size.m + size.n) * size.k * dtype.itemsize
+    return ACROSS_TILES if nbytes >= FROM_MEMORY * target.cache_bytes else ()
 
 
 def pairs_that_pay(

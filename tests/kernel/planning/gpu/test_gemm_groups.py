@@ -16,7 +16,7 @@ from baregrad.ir.evaluate.alu import to_array
 from baregrad.kernel import choose, lower
 from baregrad.kernel.language.schedule import Persist, Pipeline, Schedule, Split, Tensorize
 from baregrad.kernel.planning.common.decisions import Decisions
-from baregrad.kernel.planning.gpu import gemm_mma
+from baregrad.kernel.planning.gpu import gemm_groups, gemm_mma
 from baregrad.kernel.planning.gpu.gemm_groups import (
     MOST_SLOTS,
     TILES,
@@ -194,9 +194,9 @@ def columns_of(schedule: Schedule) -> int:
     return prod([size for name, size in columns.items() if name not in ("n_o", "n_g", "n_c")])
 
 
-@pytest.mark.parametrize("right", ["nx", "xn"])
-@pytest.mark.parametrize(("size", "depth", "waves"), [
-    (1536, 8192, 1), (1792, 7168, 1), (2304, 4096, 2), (2560, 2560, 2),
+@pytest.mark.parametrize(("size", "depth", "waves", "right"), [
+    (1536, 8192, 1, "nx"), (1792, 7168, 1, "nx"), (2304, 4096, 2, "nx"), (2560, 2560, 2, "nx"),
+    (1536, 8192, 1, "xn"), (1792, 7168, 1, "xn"), (2560, 2560, 2, "xn"),
 ])  # fmt: skip
 def test_columns_fill_the_last_wave(size: int, depth: int, waves: int, right: str) -> None:
     """They are fewer than in whole panels, the narrowest of as many waves, and in no more waves."""
@@ -229,13 +229,13 @@ def test_columns_along_the_sums_need_be_no_whole_panels(
 
 @pytest.mark.parametrize(("columns", "kernel"), [
     (160, contraction((128,), (168,), (192,), "ax", "xn", "an")),
-    (144, contraction((136,), (200,), (136,), "xa", "xn", "an")),
-    (96, contraction((128,), (192,), (192,), "ax", "xn", "an")),
-    (208, contraction((72,), (208,), (136,), "xa", "xn", "an")),
-    (112, contraction((136,), (120,), (136,), "xa", "nx", "na")),
-    (240, product(100, 248, 136, bias=True)),
-    (224, product(100, 232, 136, bias=True, dtype=dtypes.bfloat16)),
-], ids=("row", "turned", "even", "whole", "transposed", "bias", "quads"))  # fmt: skip
+    (160, contraction((136,), (200,), (136,), "xa", "xn", "an")),
+    (160, contraction((128,), (320,), (192,), "ax", "xn", "an")),
+    (160, contraction((72,), (160,), (136,), "xa", "xn", "an")),
+    (160, contraction((200,), (136,), (136,), "xa", "nx", "na")),
+    (224, product(100, 248, 136, bias=True)),
+    (224, product(200, 448, 136, bias=True, dtype=dtypes.bfloat16)),
+], ids=("row", "turned", "even", "whole", "transposed", "bias", "rows"))  # fmt: skip
 def test_boxes_of_columns_across_the_sums_are_whole_panels(
     columns: int, kernel: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,12 +260,20 @@ def test_parts_of_sums_of_such_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (np.abs(run_text(loop, program, arrays)[0] - left @ right.T) <= bound).all()
 
 
+def test_across_the_sums_whole_panels_stay_where_factors_are_small() -> None:
+    """Those of which the last is read in part come slower, and nothing else is waited for."""
+    for depth, columns in ((8192, 160), (2304, 192)):
+        kernel = contraction((1536,), (1536,), (depth,), "ax", "xn", "an", written=HALF)
+        assert columns_of(choose(kernel, HOPPER).schedule) == columns
+
+
 def force_columns(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     """Have the planner know one tile by boxes alone."""
     def alone(*given: Any, **how: Any) -> list[GroupChoice]:
         return [one for one in ranked_groups(*given, **how)
                 if one.boxes and one.tile.n == columns and one.slots == 2]  # fmt: skip
 
+    monkeypatch.setattr(gemm_groups, "FROM_MEMORY", 0)
     monkeypatch.setattr(gemm_mma, "ranked_groups", alone)
     monkeypatch.setattr(gemm_mma, "ranked_tiles", lambda *_, **__: [])
 
