@@ -214,6 +214,26 @@ def conv_weight_gradient(
     return kernel(out(param(0, o, c, taps, taps), value, f, r, u, v))
 
 
+def places_of_minima(length: int, columns: int) -> Node:
+    """Where the least of each column is."""
+    i, j = range_node(columns, 0), range_node(length, 1)
+    value, place = at(param(1, length, columns), j, i), Node(Ops.CAST, dtypes.int64, (j,))
+    how = Reduce(arg_extreme(Ops.MIN, dtypes.float32))
+    both = Node(Ops.REDUCE, dtypes.float32, (value, place, j), how)
+    found = Node(Ops.PROJ, dtypes.int64, (both,), 1)
+    return kernel(out(param(0, columns, dtype=dtypes.int64), found, i))
+
+
+def all_pairs(rows: int, length: int, others: int) -> Node:
+    """How many of some others each element of a row is more than."""
+    r, i, j = range_node(rows, 0), range_node(length, 1), range_node(others, 2)
+    own = at(param(1, rows, length, dtype=dtypes.int64), r, i)
+    other = at(param(2, rows, others, dtype=dtypes.int64), r, j)
+    below = Node(Ops.CAST, dtypes.int32, (alu(Ops.CMPLT, other, own),))
+    found = param(0, rows, length, dtype=dtypes.int32)
+    return kernel(out(found, reduce(Ops.ADD, below, j), r, i))
+
+
 def cumsum(m: int, n: int, along: int = 1) -> Node:
     i, j = range_node(m, 0), range_node(n, 1)
     axis = (i, j)[along]

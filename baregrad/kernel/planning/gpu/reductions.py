@@ -10,6 +10,7 @@ are few (`columns.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from math import prod
 
 from baregrad.base.bits import next_power_of_two
@@ -24,6 +25,7 @@ from baregrad.kernel.facts.analysis import (
     op_flops,
     out_axes,
 )
+from baregrad.kernel.facts.pairs import is_of_all_pairs, searchers
 from baregrad.kernel.facts.row_tile import (
     FAR_ROW,
     THREAD_ROW,
@@ -106,7 +108,7 @@ def plan_reductions(plan: GpuPlan) -> None:
     points = iterations(rows)
     is_little = iterations(columns) > MUCH_BESIDE * length
     across = points > 1 and not is_little and lies_across(facts, rows)
-    if not nested and not columns and _is_of_all_pairs(plan, rows):
+    if not nested and not columns and is_of_all_pairs(facts, rows):
         _plan_all_pairs(plan, by_id(rows), length)
         return
     is_nest = len(plan.sums) == len(facts.reductions) and bool(nested)
@@ -126,10 +128,15 @@ def plan_reductions(plan: GpuPlan) -> None:
     steps = max(iterations((each.free - data).union(each.own)) for each in facts.reductions)
     is_short_nest = not nested or steps <= (FAR_ROW if is_nest else THREAD_ROW)
     if not columns and is_short_nest and all(is_short(facts, each) for each in facts.reductions):
+        threads = 1 if nested else searchers(facts, plan.target, points, steps)
+        if threads > 1:
+            plan.because("{} results, sums of {} searches: {} threads each", points, steps, threads)
+            plan.spread_rows(by_id(rows), BLOCK // threads, near=True)
+            for reduction in facts.reductions:
+                _across(plan, reduction, frozenset(), [("thread", threads)])
+            return
         plan.because("{} results, sums of {}: a thread for each", points, steps)
-        plan.spread(by_id(rows), BLOCK)
-        for reduction in facts.reductions if not nested else ():
-            _across(plan, reduction, frozenset(), [])
+        _alone(plan, by_id(rows), bool(nested))
         return
     if is_nest:
         plan.because("sums of sums: the inner along the lanes of a warp, the outer along warps")
@@ -177,33 +184,26 @@ def _is_narrow(plan: GpuPlan, rows: frozenset[Node], length: int) -> bool:
     return nbytes < SECTOR_BYTES and length >= FEW_LONG_COLUMN
 
 
-def _is_of_all_pairs(plan: GpuPlan, rows: frozenset[Node]) -> bool:
-    """Whether results that are neighbours read the same along exact sums, each beside its own.
-
-    Threads along these read once for a warp what is summed, and meet nowhere.
-    """
-    own = {axis for each in plan.facts.reductions for axis in each.own}
-    reads = [each for each in plan.facts.accesses if not each.write]
-    near = {axis for each in reads for axis in rows if each.stride(axis) == 1}
-    along = [each for each in reads if not each.axes.isdisjoint(own)]
-    exact = all(each.node.arg.monoid.is_exact for each in plan.facts.reductions)
-    return exact and bool(along and near) and all(each.axes.isdisjoint(near) for each in along)
-
-
 def _plan_all_pairs(plan: GpuPlan, rows: Sequence[Node], length: int) -> None:
     """Neighbouring results for the threads of a warp: a thread for each sum, or some."""
 
-    def alone(trial: GpuPlan) -> None:
-        trial.spread(rows, BLOCK)
-        for reduction in trial.facts.reductions:
-            _across(trial, reduction, frozenset(), [])
+    def some(trial: GpuPlan) -> None:
+        _plan_rows(trial, rows, (), length)
 
     ways: dict[str, Way] = {
-        "a thread for each": alone,
+        "a thread for each": partial(_alone, rows=rows),
         "columns": lambda trial: plan_columns(trial, rows, (), length),
+        "rows": some,
     }
     plan.because("{} sums of {} pairs each", iterations(rows), length)
     plan.best("sums of pairs", ways)(plan)
+
+
+def _alone(plan: GpuPlan, rows: Sequence[Node], is_nested: bool = False) -> None:
+    """A thread for each result, which makes its sums."""
+    plan.spread(rows, BLOCK)
+    for reduction in plan.facts.reductions if not is_nested else ():
+        _across(plan, reduction, frozenset(), [])
 
 
 def _rows(plan: GpuPlan, data: frozenset[Node]) -> frozenset[Node]:

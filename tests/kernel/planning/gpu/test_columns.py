@@ -266,3 +266,15 @@ def test_few_normalised_columns_are_many_blocks(
     assert down in parts["i1"].values() and down in parts["r2"].values()
     if rows < 1000:
         check(kernel)
+
+
+@pytest.mark.parametrize("columns", [2, 4])
+def test_lanes_fold_columns_so_few_that_a_thread_has_all(columns: int) -> None:
+    """No thread reads what hundreds have found of each: that took all registers, and more."""
+    kernel = k.places_of_minima(1000, columns)
+    check(kernel)
+    *_, last = Compiler(HOPPER, render.get("ptx"), None, None).stages(kernel)
+    text = str(last.result)
+    assert "shfl.sync" in text and f"ld.global.v{columns}.f32" in text
+    # Eight warps' numbers and places.
+    assert len(re.findall(r"ld\.shared", text)) <= 2 * 8 * columns

@@ -121,66 +121,15 @@ def test_few_threads_lie_along_few_long_columns(columns: int, op: Op) -> None:
 
 
 @pytest.mark.parametrize("columns", [3, 9])
-def test_places_of_maxima_of_columns_are_found_by_many_threads(columns: int) -> None:
+def test_places_of_minima_of_columns_are_found_by_many_threads(columns: int) -> None:
     """In any order: which comes first is told by the places. Each has several loads under way."""
-    i, j = range_node(columns, 0), range_node(600, 1)
-    value, place = k.at(k.param(1, 600, columns), j, i), Node(Ops.CAST, dtypes.int64, (j,))
-    how = Reduce(arg_extreme(Ops.MAX, dtypes.float32))
-    both = Node(Ops.REDUCE, dtypes.float32, (value, place, j), how)
-    found = Node(Ops.PROJ, dtypes.int64, (both,), 1)
-    kernel = k.kernel(k.out(k.param(0, columns, dtype=dtypes.int64), found, i))
+    kernel = k.places_of_minima(600, columns)
     schedule = str(choose_schedule(kernel, HOPPER))
     parts = re.search(r"(r1_u0=\d+, )?r1_t\d=(\d+)(, r1_u\d=\d+)?", schedule)
     assert parts is not None
     assert int(parts[2]) >= (256 if columns > 5 else 64)  # few are whole rows of a thread
     assert parts[1] or parts[3]
     check(kernel)
-
-
-def places_of_minima(length: int, columns: int) -> Node:
-    i, j = range_node(columns, 0), range_node(length, 1)
-    value, place = k.at(k.param(1, length, columns), j, i), Node(Ops.CAST, dtypes.int64, (j,))
-    how = Reduce(arg_extreme(Ops.MIN, dtypes.float32))
-    both = Node(Ops.REDUCE, dtypes.float32, (value, place, j), how)
-    found = Node(Ops.PROJ, dtypes.int64, (both,), 1)
-    return k.kernel(k.out(k.param(0, columns, dtype=dtypes.int64), found, i))
-
-
-@pytest.mark.parametrize("columns", [2, 4])
-def test_lanes_fold_columns_so_few_that_a_thread_has_all(columns: int) -> None:
-    """No thread reads what hundreds have found of each: that took all registers, and more."""
-    kernel = places_of_minima(1000, columns)
-    check(kernel)
-    *_, last = Compiler(HOPPER, render.get("ptx"), None, None).stages(kernel)
-    text = str(last.result)
-    assert "shfl.sync" in text and f"ld.global.v{columns}.f32" in text
-    # Eight warps' numbers and places.
-    assert len(re.findall(r"ld\.shared", text)) <= 2 * 8 * columns
-
-
-def all_pairs(rows: int, length: int, others: int) -> Node:
-    """How many of some others each element of a row is more than."""
-    r, i, j = range_node(rows, 0), range_node(length, 1), range_node(others, 2)
-    own = k.at(k.param(1, rows, length, dtype=dtypes.int64), r, i)
-    other = k.at(k.param(2, rows, others, dtype=dtypes.int64), r, j)
-    below = Node(Ops.CAST, dtypes.int32, (alu(Ops.CMPLT, other, own),))
-    return k.kernel(k.out(k.param(0, rows, length, dtype=dtypes.int32), k.reduce(Ops.ADD, below, j),
-                          r, i))  # fmt: skip
-
-
-@pytest.mark.parametrize("shape", [(3, 70, 40), (2, 33, 600), (40, 9, 130)])
-def test_neighbours_of_all_pairs_are_threads_of_a_warp(shape: tuple[int, int, int]) -> None:
-    """What they are compared with is read once for all of them."""
-    kernel = all_pairs(*shape)
-    check(kernel)
-    steps = choose_schedule(kernel, HOPPER).steps
-    along = [step.axis[0] for step in steps if isinstance(step, Bind) and step.unit == "thread"]
-    assert along and "r" not in along
-
-
-def test_many_results_of_all_pairs_have_a_thread_each() -> None:
-    few, many = (str(choose_schedule(all_pairs(rows, 128, 128), HOPPER)) for rows in (4, 2000))
-    assert "thread_y" in few and "thread_y" not in many
 
 
 @pytest.mark.parametrize("dtype", [dtypes.bfloat16, dtypes.float16], ids=str)
@@ -198,7 +147,7 @@ def test_the_largest_of_narrow_floats_is_not_rounded_again(dtype: DType) -> None
 
 def test_few_threads_find_the_places_of_many_columns() -> None:
     """Each of a column's threads compares what all of them have found: that is dear."""
-    kernel = places_of_minima(100, (1 << 17) + 1)
+    kernel = k.places_of_minima(100, (1 << 17) + 1)
     (down,) = re.findall(r"r1_t1=(\d+)", str(choose_schedule(kernel, HOPPER)))
     assert int(down) <= 8
 
