@@ -29,20 +29,22 @@ from baregrad.ir.core.op import Ops
 Words = tuple[Node, ...]
 # Comparisons of so few that words are made anew for each, rather than by a kernel of their own.
 FEW_PAIRS = 1 << 20
-# Lengths of runs whose elements are compared with each other, and how many runs are merged at once.
-# Such runs are of whole wide accesses.
-RUNS = (64, 96, 128, 192, 256, 384, 512)
-WIDE = 16
-MOST_WAYS = 64
-MOST_LEVELS = 6
+# Runs whose elements are compared with each other: of whole accesses, and so long at most; how many
+# are merged at a time, as a power of two, at most; and levels of merging. (262,144 words took 46 us
+# on an H200 in runs of 32, mostly 4 at a time, and 326 in runs of 256, 32 at a time.)
+WIDE, LONGEST_RUN = 8, 1024
+MOST_WAYS = 4
+MOST_LEVELS = 7
 # Elements that one kernel looks up, at most.
 READS = 40
 # Elements that are merged, or put in the order of a digit, while a kernel begins; and the kernels
 # of a sort beside those that merge: one makes words, the next counts.
 LAUNCH = 1 << 17
 MERGE_LAUNCHES = 2
-# Comparisons of all pairs, and steps of a search, that take as long as an element is moved.
-PAIRS_OF_A_MOVE, STEPS_OF_A_MOVE = 64, 20
+# Comparisons that take as long as an element is moved, and those that a level of merging takes
+# beside them to read and write an element. (907 rows of 1,899 words in runs of 96, then 5 and 4 at
+# a time, took 120 us on an H200, 0.4 ps for each comparison.)
+COMPARISONS, LEVEL_COMPARISONS = 30, 15
 
 
 def is_less(words: Words, others: Words) -> Node:
@@ -188,38 +190,30 @@ def _merging(shape: tuple[int, ...], words: int) -> _Merging:
     *front, extent = shape
     rows = prod(front)
     found = [_merging_by(rows, words, extent, ())]
-    for run in RUNS:
-        left = -(-extent // run)
-        for levels in range(1, MOST_LEVELS + 1):
-            ways = _ways(left, levels)
-            if 1 < ways[0] <= MOST_WAYS:
-                whole = round_up(-(-extent // prod(ways)), WIDE)
-                found.append(_merging_by(rows, words, whole, ways))
+    for power in range(1, MOST_WAYS * MOST_LEVELS + 1):
+        run = round_up(-(-extent >> power), WIDE)
+        if run > LONGEST_RUN or run >= extent:
+            continue
+        for levels in range(-(-power // MOST_WAYS), min(power, MOST_LEVELS) + 1):
+            found.append(_merging_by(rows, words, run, _ways(power, levels)))
+        if run == WIDE:
+            break
     return min(found, key=lambda one: (one.cost, one.run))
 
 
-def _ways(count: int, levels: int) -> tuple[int, ...]:
-    """How many runs are merged at each level, about as many at all, so that one is left."""
-    found = []
-    for level in range(levels, 0, -1):
-        ways = int(count ** (1 / level))
-        while ways**level < count:
-            ways += 1
-        found.append(ways)
-        count = -(-count // ways)
-    return tuple(found)
+def _ways(power: int, levels: int) -> tuple[int, ...]:
+    """2**power runs as how many are merged at each level, the most at the first ones."""
+    each, more = divmod(power, levels)
+    return tuple([1 << (each + (level < more)) for level in range(levels)])
 
 
 def _merging_by(rows: int, words: int, run: int, ways: tuple[int, ...]) -> _Merging:
-    steps, length = 0, run
+    compared, length = run, run
     for count in ways:
-        steps += count * length.bit_length()
+        compared += (count - 1) * length.bit_length() + LEVEL_COMPARISONS
         length *= count
-    # What each element takes, in parts of a move.
-    parts = run * STEPS_OF_A_MOVE + steps * PAIRS_OF_A_MOVE
-    moved = rows * length * parts // (PAIRS_OF_A_MOVE * STEPS_OF_A_MOVE) + rows * length * len(ways)
-    cost = LAUNCH * (MERGE_LAUNCHES + len(ways)) + words * moved
-    return _Merging(cost, run, ways)
+    moved = words * rows * length * compared // COMPARISONS
+    return _Merging(LAUNCH * (MERGE_LAUNCHES + len(ways)) + moved, run, ways)
 
 
 def is_worth_digits(shape: tuple[int, ...], limit: int, words: int) -> bool:
@@ -294,21 +288,23 @@ def _merged(
 ) -> Words:
     """Arrays of one axis, sorted runs of some words, with every `ways` of them as one.
 
-    Each element finds by halving how many of each run come before it: in its own as many as stand
-    there before it, as no two are alike. read: the words at some places.
+    Each element finds by halving how many of each other run come before it, as no two are alike.
+    read: the words at some places.
     """
     size = words[0].shape[0]
     dtype = _counts(size)
-    shape = (size // (ways * run), ways * run, ways)
-    wanted = tuple(expand(reshape(word, (*shape[:2], 1)), shape) for word in words)
-    begin, own = (
-        alu(Ops.MUL, counting(shape, axis, dtype), full(const(length, dtype), shape))
-        for axis, length in ((0, ways * run), (2, run))
-    )
-    first = alu(Ops.ADD, begin, own)
+    shape = (size // (ways * run), ways, run, ways - 1)
+    wanted = tuple(expand(reshape(word, (*shape[:3], 1)), shape) for word in words)
+    group, own, other = (counting(shape, axis, dtype) for axis in (0, 1, 3))
+    # All runs of a group but an element's own, in which its place is its rank.
+    later = cast(alu(Ops.CMPLE, own, other), dtype)
+    first = alu(Ops.MUL, group, full(const(ways, dtype), shape))
+    first = alu(Ops.ADD, first, alu(Ops.ADD, other, later))
+    first = alu(Ops.MUL, first, full(const(run, dtype), shape))
     before = alu(Ops.SUB, _bound(read, wanted, first, run), first)
-    rank = Node(Ops.REDUCE, dtype, (before,), Reduce(primitive(Ops.ADD, dtype), (2,)))
-    return _written(written, _after_begin(rank))
+    rank = Node(Ops.REDUCE, dtype, (before,), Reduce(primitive(Ops.ADD, dtype), (3,)))
+    rank = alu(Ops.ADD, rank, counting(rank.shape, 2, dtype))
+    return _written(written, _after_begin(reshape(rank, (shape[0], ways * run))))
 
 
 def _after_begin(rank: Node) -> Node:

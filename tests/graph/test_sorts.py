@@ -17,6 +17,7 @@ from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.tensor_level import evaluate_all
 from baregrad.kernel import choose_schedule
+from baregrad.kernel.language.schedule import Bind
 from baregrad.schedule import make_plan
 from baregrad.tensor import Tensor
 from baregrad.tensor.ops import sorting
@@ -80,16 +81,26 @@ def test_a_gpu_sorts_in_few_kernels() -> None:
 ), ids=str)  # fmt: skip
 def test_runs_and_ways_make_up_a_row(shape: tuple[int, ...]) -> None:
     found = sorts._merging(shape, 1)
-    assert shape[-1] <= found.total < shape[-1] * 5 // 4 + sorts.WIDE * prod(found.ways)
-    assert all(1 < ways <= sorts.MOST_WAYS for ways in found.ways)
+    assert shape[-1] <= found.total < shape[-1] + sorts.WIDE * prod(found.ways)
+    assert all(1 < ways <= 1 << sorts.MOST_WAYS for ways in found.ways)
     # Comparing all is soonest of few; of many it would take hours.
     assert (found.ways == ()) == (prod(shape) <= 2000)
 
 
-
 def test_levels_merge_about_as_many_runs_each() -> None:
-    assert [sorts._ways(100, levels) for levels in (1, 2, 3)] == [(100,), (10, 10), (5, 5, 4)]
-    assert sorts._ways(1, 2) == (1, 1)
+    assert [sorts._ways(7, levels) for levels in (1, 2, 3)] == [(128,), (16, 8), (8, 4, 4)]
+
+
+def test_lanes_search_runs_side_by_side_where_elements_are_few() -> None:
+    """Each search is reads that wait for each other: a thread has one, or a machine has no room."""
+    for shape, is_shared in (((8192,), True), ((512, 8192), False)):
+        node = Node(Ops.SORT, dtypes.int64, (argument(0, dtypes.int64, *shape),))
+        made = canonicalise(Node(Ops.SINK, dtypes.token, (node,)), None, HOPPER)
+        *_, last = [one for one in make_plan(made, donate={}, target=HOPPER).kernels
+                    if one.arg.name.startswith("reduce")]  # fmt: skip
+        steps = choose_schedule(last, HOPPER).steps
+        along = [one.axis[0] for one in steps if isinstance(one, Bind) and one.unit == "thread"]
+        assert ("r" in along) == is_shared
 
 
 @pytest.mark.parametrize("levels", (0, 1, 2))

@@ -48,7 +48,8 @@ def merge_at(monkeypatch: pytest.MonkeyPatch, run: int, levels: int) -> None:
 
     def merging(shape: tuple[int, ...], words: int) -> Any:
         *front, extent = shape
-        ways = sorts._ways(-(-extent // run), levels)
+        power = (-(-extent // run) - 1).bit_length()
+        ways = sorts._ways(power, min(levels, power)) if levels and power else ()
         return sorts._merging_by(prod(front), words, -(-extent // prod(ways)), ways)
 
     monkeypatch.setattr(sorts, "_merging", merging)
