@@ -2,12 +2,13 @@
 
 A thread that adds up the rows of its own run has a loop over as many as there may be, in which a
 condition says how many there are. In the code of one thread that is the loop's bound: the number
-was read before, and other threads have bounds of their own. Several sums in one loop end it where
-the last of them does.
+was read before, and other threads have bounds of their own. Several sums in one loop that
+end apart have loops of their own, or else the loop ends where the last of them does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 
 from baregrad.dtypes import DType, dtypes
@@ -17,6 +18,7 @@ from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, const, extent_of, make_node, range_node, rebuild
 from baregrad.ir.core.op import STATEMENTS, Ops, mask_of
 from baregrad.ir.core.substitution import substitute
+from baregrad.kernel.gpu.barriers import sequence
 
 _STATEMENTS = mask_of(STATEMENTS)
 _READS = Ops.LOAD.bit | Ops.INDEX.bit
@@ -39,22 +41,37 @@ def _visit(node: Node) -> Node | None:
     extent = extent_of(axis)
     if not isinstance(extent, int) or axis.arg.bind != "loop":
         return None
-    ends = []
     statements = body.src if body.op is Ops.SEQ else (body,)
     written = frozenset([one.src[0] for one in statements if one.op is Ops.STORE])
+    ends: dict[Dim, list[tuple[Node, tuple[Node, ...]]]] = {}
     for one in statements:
         found = _end_of(one, axis, written)
         if found is None:
             return None
-        ends.append(found)
-    last: Dim = 0
-    for limit, _ in ends:
-        last = index.maximum(index.minimum(limit, extent), last)
-    short = range_node(last, axis.arg.id, axis.arg.axis)
-    always = {axis: short}
-    if len(ends) == 1:
-        always |= dict.fromkeys(ends[0][1], const(True, dtypes.bool))
-    return make_node(Ops.LOOP, node.dtype, (short, substitute(body, always)))
+        limit, parts = found
+        ends.setdefault(index.minimum(limit, extent), []).append((one, parts))
+    if len(ends) == 1 or _are_apart(statements):
+        return sequence([_ended(axis, limit, some) for limit, some in ends.items()])
+    last = reduce(index.maximum, ends)
+    return _ended(axis, last, [(one, ()) for some in ends.values() for one, _ in some])
+
+
+def _ended(axis: Node, limit: Dim, some: list[tuple[Node, tuple[Node, ...]]]) -> Node:
+    """A loop of statements up to a limit, each without the conditions that hold until then."""
+    short = range_node(index.maximum(limit, 0), axis.arg.id, axis.arg.axis)
+    holds = const(True, dtypes.bool)
+    body = [substitute(one, {axis: short, **dict.fromkeys(parts, holds)}) for one, parts in some]
+    return make_node(Ops.LOOP, dtypes.token, (short, sequence(body)))
+
+
+def _are_apart(statements: Sequence[Node]) -> bool:
+    """Whether each of some sums reads what no other one is: each may have a loop of its own."""
+    arrays = [_conditions(one)[1] for one in statements]
+    reads = [_arrays(one) for one in statements]
+    return len(set(arrays)) == len(arrays) and all(
+        own is other or own not in read
+        for own in arrays for other, read in zip(arrays, reads, strict=True)
+    )  # fmt: skip
 
 
 def _end_of(

@@ -111,6 +111,48 @@ def test_the_first_condition_that_is_false_is_the_bound(is_first: bool) -> None:
     assert read == {VALUES, ACC}
 
 
+OTHER = Node(Ops.ALLOC, F32, (), Alloc(2, "register", ()))
+
+
+def two_sums(other: Node) -> Node:
+    """The sum of as many values as there are, and `other` added up beside."""
+    start = [Node(Ops.STORE, dtypes.token, (one, const(0.0, F32))) for one in (ACC, OTHER)]
+    both = under(HOLDS, added(TERM)), other
+    loop = Node(Ops.LOOP, dtypes.token, (STEP, Node(Ops.SEQ, dtypes.token, both)))
+    value = alu(Ops.ADD, load(ACC), alu(Ops.MUL, load(OTHER), const(100.0, F32)))
+    done = Node(Ops.STORE, dtypes.token, (RESULT, value, OWN))
+    each = Node(Ops.SEQ, dtypes.token, (*start, loop, done))
+    every = Node(Ops.LOOP, dtypes.token, (OWN, each))
+    return Node(Ops.KERNEL, dtypes.token, (every,), KernelInfo())
+
+
+# What reads the other sum stays beside it: of 1, 3 and 6 there are 10 in three steps.
+@pytest.mark.parametrize(("term", "loops", "wanted"), (
+    (TERM, 2, [600, 606, 621, 621, 600]), (load(ACC), 1, [0, 1006, 1021, 1021, 0]),
+), ids=("apart", "together"))  # fmt: skip
+def test_sums_that_end_apart_have_loops_of_their_own(
+    term: Node, loops: int, wanted: list[int]
+) -> None:
+    far = index.less(STEP, Node(Ops.CAST, INDEX, (load(LENGTHS, const(1, INDEX)),)))
+    value = alu(Ops.ADD, load(OTHER), Node(Ops.GUARD, F32, (far, term)))
+    root = two_sums(Node(Ops.STORE, dtypes.token, (OTHER, value)))
+    made = bound_loops(root)
+    inner = [n for n in toposort(made) if n.op is Ops.LOOP and n.src[0].arg.id == 1]
+    assert len(inner) == loops and all(not isinstance(extent_of(n.src[0]), int) for n in inner)
+    for one in (root, made):
+        np.testing.assert_array_equal(results(one), wanted)
+
+
+def test_sums_that_end_together_stay_in_one_loop() -> None:
+    value = alu(Ops.ADD, load(OTHER), TERM)
+    root = two_sums(under(HOLDS, Node(Ops.STORE, dtypes.token, (OTHER, value))))
+    made = bound_loops(root)
+    (loop,) = [n for n in toposort(made) if n.op is Ops.LOOP and n.src[0].arg.id == 1]
+    asked = [n.src[0] for n in toposort(loop.src[1]) if n.op is Ops.IF]
+    assert asked and all(one.op is Ops.CONST and one.arg for one in asked)
+    np.testing.assert_array_equal(results(made), [0, 606, 2121, 2121, 0])
+
+
 @pytest.mark.parametrize(
     "body",
     (
