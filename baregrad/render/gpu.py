@@ -80,7 +80,8 @@ class GpuSignature:
     shared: the byte offset of each shared ALLOC, which take `shared_nbytes` together; they are
     dynamic, to be asked for at the launch, where that is more than what blocks have by default.
     alignment: of each of them, in bytes.
-    private: ALLOCs of each thread. written: the parameters that the program writes.
+    private: ALLOCs of each thread. own: those that blocks of all launches share, zeros at first.
+    written: the parameters that the program writes.
     """
 
     call: Signature
@@ -91,6 +92,7 @@ class GpuSignature:
     shared_nbytes: int
     alignment: int
     private: tuple[Node, ...]
+    own: tuple[Node, ...]
     written: frozenset[Node]
 
     def check(self, target: GpuTarget) -> None:
@@ -123,7 +125,7 @@ def gpu_signature(
         raise CompilerBug("a loop over a CPU's chunks in a GPU kernel", found=program)
     call = signature(program, variables, arrays)
     shared: dict[Node, int] = {}
-    private = list(call.stack)
+    private, own = list(call.stack), list[Node]()
     nbytes = program.arg.shared_nbytes if program.arg else 0
     alignment = TILE_ALIGNMENT if nbytes or multiplies_groups(program) else SHARED_ALIGNMENT
     for alloc in call.scratch:
@@ -132,8 +134,10 @@ def gpu_signature(
         elif alloc.arg.space == "shared":
             shared[alloc] = nbytes
             nbytes = round_up(nbytes + alloc_nbytes(alloc), alignment)
+        elif alloc.arg.space == "device":
+            own.append(alloc)
         else:
-            wanted = "register, scratch or shared"
+            wanted = "register, scratch, shared or device"
             raise CompilerBug("a GPU's thread has no such memory", found=alloc, wanted=wanted)
     # What is stored to, or handed to an instruction that may write it.
     targets = [n.src[0] for n in program.src if n.op in (Ops.VSTORE, Ops.MACHINE) and n.src]
@@ -143,7 +147,7 @@ def gpu_signature(
     boxes = tuple(dict.fromkeys([box_of(node) for node in machine if node.arg.name in _COPIES]))
     threads = program.arg.warps * WARP_LANES if warps else _threads(program)
     return GpuSignature(
-        call, threads, warps, boxes, shared, nbytes, alignment, tuple(private), written
+        call, threads, warps, boxes, shared, nbytes, alignment, tuple(private), tuple(own), written
     )
 
 

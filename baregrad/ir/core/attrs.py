@@ -235,7 +235,8 @@ class KernelInfo(NamedTuple):
     how many.
     `beside`: it may run beside another launch. `fixed`: slots of arrays of a few whole numbers that
     no launch of its plan writes. `sums`: how many of its last OUTs are sums of what the first one
-    stores.
+    stores. `cut`: not empty where the last tiles of a grid are cut along what is summed; once the
+    code is that of one thread: how many tiles that are, rounds of others, and panels of a tile.
     """
 
     name: str = "kernel"
@@ -252,6 +253,7 @@ class KernelInfo(NamedTuple):
     beside: bool = False
     fixed: tuple[int, ...] = ()
     sums: int = 0
+    cut: tuple[int, ...] = ()
 
     @property
     def copiers(self) -> int:

@@ -8,6 +8,8 @@ barrier of phases is an element of an array. The MACHINE instructions, immediate
     mbarrier.* array, place              as in the code of warps (`gpu_hopper.py`); arrive: of all
                                          active threads, one each
     tma.box (rank, shape.., strides.., box..) shared, place, phases, place, array, corner
+    flag.wait array, place               an element that a warp of an earlier block has made 1
+    flag.raise, flag.lower array, place  makes it 1, or 0
     mbarrier.arrive.cluster array, place as mbarrier.arrive, in every block of the cluster
     tma.multicast                        as tma.box, to the same place in every block of the cluster
     tma.walk (rank, shape.., strides.., channels, places, low.., high.., steps..) likewise, and
@@ -16,13 +18,14 @@ barrier of phases is an element of an array. The MACHINE instructions, immediate
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 from types import MappingProxyType
 
 import numpy as np
 
 from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.alu import Array, round_to, to_raw
 from baregrad.ir.evaluate.box_places import box_elements
 from baregrad.ir.evaluate.gpu_hopper import WARP
@@ -60,6 +63,44 @@ def _arrive_in_cluster(machine: Threads, node: Node) -> None:
     for block in machine.blocks:
         for _ in range(int(machine.active.sum())):
             block.barrier(key).arrive()
+
+
+def device_memory(program: Node) -> dict[int | Node, Array]:
+    """The arrays that all blocks share: flags that are down, and sums that nobody knows yet."""
+    found = {one for node in program.src for one in node.src if one.op is Ops.ALLOC}
+    return {
+        one: poisoned(prod(one.shape), one.dtype) if one.dtype.is_float
+        else np.zeros(prod(one.shape), one.dtype.numpy)
+        for one in found if one.arg.space == "device"
+    }
+
+
+def check_flags(memory: Mapping[int | Node, Array]) -> None:
+    """Raise ProtocolError where a flag is up that nobody has waited for: the next launch would."""
+    for array, values in memory.items():
+        if isinstance(array, Node) and array.arg.name == "flags" and values.any():
+            raise ProtocolError("flags are still up", found=np.flatnonzero(values).tolist())
+
+
+def _flag(machine: Threads, node: Node) -> tuple[Array, Array]:
+    array = machine.buffer(node.src[0])
+    place = np.broadcast_to(machine.use(node.src[1]), machine.threads.shape)[machine.active]
+    return array, place
+
+
+def _wait_for_flag(machine: Threads, node: Node) -> None:
+    """What an earlier block has raised: blocks come one after the other here, and none may wait."""
+    array, places = _flag(machine, node)
+    if not array[places].all():
+        raise ProtocolError(f"{machine} waits for a block that comes later", found=node)
+
+
+def _set_flag(machine: Threads, node: Node) -> None:
+    array, places = _flag(machine, node)
+    up = int(node.arg.name == "flag.raise")
+    if (array[places] == up).any():
+        raise ProtocolError(f"{machine} sets a flag twice", found=node)
+    array[places] = up
 
 
 def _copy(machine: Threads, node: Node) -> None:
@@ -111,6 +152,9 @@ ROLE_INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = Mapp
     "role.registers": lambda machine, node: None,
     "mbarrier.arrive": _arrive,
     "mbarrier.arrive.cluster": _arrive_in_cluster,
+    "flag.wait": _wait_for_flag,
+    "flag.raise": _set_flag,
+    "flag.lower": _set_flag,
     "tma.box": _copy,
     "tma.multicast": _copy,
     "tma.walk": _copy,

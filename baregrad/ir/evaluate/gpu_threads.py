@@ -20,7 +20,12 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.evaluate.alu import Array, round_to, to_array, to_raw
 from baregrad.ir.evaluate.gpu_cluster import Cluster, wait_for
 from baregrad.ir.evaluate.gpu_hopper import HOPPER_INSTRUCTIONS, WARP, accumulator_places
-from baregrad.ir.evaluate.gpu_roles import ROLE_INSTRUCTIONS, role_threads
+from baregrad.ir.evaluate.gpu_roles import (
+    ROLE_INSTRUCTIONS,
+    check_flags,
+    device_memory,
+    role_threads,
+)
 from baregrad.ir.evaluate.gpu_thread_machine import NOBODY, ThreadBlock, Threads, is_of_warps
 from baregrad.ir.evaluate.loop_level import flat_arguments, memory_dtype, poisoned
 from baregrad.ir.protocol.attributes import ProtocolError
@@ -45,7 +50,7 @@ def evaluate_threads(
     an active thread leaves an array; ProtocolError for a race in shared memory, a barrier or an
     exchange where some threads do not come, deadlocks and broken protocols.
     """
-    memory = flat_arguments(params)
+    memory, own = flat_arguments(params), device_memory(program)
     rng = random.Random(seed)
     if clusters is None:
         clusters = int(np.prod(program.arg.grid, dtype=np.int64))
@@ -59,7 +64,11 @@ def evaluate_threads(
                 )
                 for threads in _in_step(program, target)
             )
+            for warp in block.warps:
+                warp.memory.update(own)
         cluster.run([warp for block in blocks for warp in block.warps])
+    if clusters == int(np.prod(program.arg.grid, dtype=np.int64)):
+        check_flags(own)
 
 
 def _block(program: Node, rank: int, cluster: Cluster) -> ThreadBlock:

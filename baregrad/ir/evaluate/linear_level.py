@@ -118,7 +118,7 @@ class LinearMachine:
 
     def copies(self, array: Node) -> int:
         """How many arrays a PARAM or ALLOC stands for: each thread has its own private ones."""
-        private = array.op is Ops.ALLOC and array.arg.space != "shared"
+        private = array.op is Ops.ALLOC and array.arg.space not in ("shared", "device")
         return self.threads.size if private else 1
 
     def buffer(self, node: Node) -> Array:

@@ -48,7 +48,8 @@ class Pipe:
     """The ring protocol of some buffers of `depth` slots between a role and others.
 
     Derived: full_arrivals and full_nbytes complete a slot's filling, empty_arrivals its emptying;
-    scope is `block` or `cluster`. Zero or empty: not derived yet.
+    scope is `block` or `cluster`, or `grid` of warps that hand something to those of another block,
+    a slot each. Zero or empty: not derived yet.
     """
 
     name: str

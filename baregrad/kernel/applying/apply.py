@@ -157,6 +157,8 @@ class Rewriter:
         info = kernel.arg._replace(grain=self.axes.grain, cluster=self.table.cluster)
         if self.table.blocks:
             info = info._replace(grid=(self.table.blocks,), teams=self.table.teams)
+        if self.table.cut:
+            info = info._replace(cut=(1,))
         if (parted := self.table.roles) is not None:
             info = info._replace(roles=(parted.copies, parted.products))
         return instruction(Ops.KERNEL, dtypes.token, tuple(statements), info)

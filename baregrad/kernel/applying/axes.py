@@ -491,7 +491,7 @@ def _persist(table: AxisTable, step: Persist) -> None:
         raise illegal(
             step, "the matrix unit has work for no more teams", wanted=f"at most {MOST_TEAMS}"
         )
-    table.blocks, table.teams = step.blocks, step.teams
+    table.blocks, table.teams, table.cut = step.blocks, step.teams, step.cut
 
 
 def _stage_output(table: AxisTable, step: StageOutput) -> None:

@@ -80,8 +80,8 @@ class AxisTable:
     streamed, ahead: the arrays that pass the caches by, and how others are asked for before their
     time. tensorized: what instructions do. matrix: the threads whose matrix unit does some axes,
     if any. blocks: those of the grid, at most, 0 for no limit. teams: sets of threads of each that
-    take its iterations in turns. roles: of warps, if some of them copy. cluster: those that run
-    together, 1 for each by itself. staged_outputs: those that go
+    take its iterations in turns. cut: whether the last ones are cut. roles: of warps, if some of
+    them copy. cluster: those that run together, 1 for each by itself. staged_outputs: those that go
     through shared memory. tiled: the step that a core's does.
     several, masked: whether some axis has a tail, or a partial tile. instructions: those of the
     machine, None for any. room: bytes that one copy may have. registers: elements that a tile may
@@ -106,6 +106,7 @@ class AxisTable:
     matrix: int = 0
     blocks: int = 0
     teams: int = 1
+    cut: bool = False
     roles: Roles | None = None
     cluster: int = 1
     staged_outputs: set[int] = field(default_factory=set)

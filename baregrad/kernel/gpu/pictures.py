@@ -51,6 +51,11 @@ def pipeline_lines(kernel: Node, target: GpuTarget) -> list[str]:
             f"blocks: {grid_size(kernel)}, each does its tiles one after the other, and copies "
             "what the next needs first before it stores"
         )
+        if kernel.arg.cut:
+            lines.append(
+                "cut: of the last round's tiles some blocks do heads, all others what is left, and "
+                "who has a head waits for that and adds it up"
+            )
         if kernel.arg.teams > 1:
             lines.append(
                 f"teams: {kernel.arg.teams} of a block's threads, each with a tile of its own; one "

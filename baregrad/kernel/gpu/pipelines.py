@@ -35,6 +35,7 @@ from baregrad.kernel.gpu.parted_warps import check_roles
 from baregrad.kernel.gpu.shared_copies import SharedCopy, copied_by_threads
 from baregrad.kernel.gpu.shared_layouts import layout_of
 from baregrad.kernel.gpu.teams import check_teams
+from baregrad.kernel.gpu.turns.cut_tiles import check_cut
 from baregrad.kernel.language.schedule import Pipeline, StageReduce, Staging, illegal
 from baregrad.kernel.loops.loop_blocks import StatementBlock
 from baregrad.kernel.loops.loop_pieces import guarded, store
@@ -151,6 +152,7 @@ def check_applied(
     """
     check_cluster(table)
     check_teams(table)
+    check_cut(table)
     check_roles(table)
     staging: list[Staging | StageReduce] = [
         *table.staged_inputs, *table.staged_factors, *table.staged_reductions

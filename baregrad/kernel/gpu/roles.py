@@ -28,7 +28,7 @@ from math import prod
 from baregrad.base.errors import CompilerBug, ScheduleError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import Alloc
+from baregrad.ir.core.attrs import Alloc, KernelInfo
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import (
     Node,
@@ -47,6 +47,7 @@ from baregrad.kernel.gpu.barriers import BARRIER, THREAD, sequence
 from baregrad.kernel.gpu.boxes import ENGINE
 from baregrad.kernel.gpu.clusters import MEETING, differs, nbytes_of, slice_of
 from baregrad.kernel.gpu.teams import block_of_teams, in_teams
+from baregrad.kernel.gpu.turns.cut_tiles import CutTiles, cut_tiles, number_of_block
 
 # Lanes of a warp.
 WARP = 32
@@ -56,16 +57,18 @@ BARRIERS_ID, BARRIERS = 1 << 25, 2
 _MEETING = Node(Ops.BARRIER, dtypes.token, (), Barrier("role"))
 
 
-def count_slots(kernel: Node, turn: Node) -> Node:
+def count_slots(kernel: Node, turn: Node, before: Dim | None = None) -> Node:
     """The loop-level KERNEL whose rings of boxes go on from a block's iteration to its next one.
 
-    turn: the axis of a block's iterations, around all that a thread does.
+    turn: the axis of a block's iterations, around all that a thread does. before: what its earlier
+    ones have filled, where they are not alike.
     """
     slots: dict[Node, Node] = {}
     for loop in toposort(kernel):
         if loop.op is Ops.LOOP:
             for copy in _boxes(loop.src[1]):
-                number = index.add(index.mul(turn, extent_of(loop.src[0])), loop.src[0])
+                filled = index.mul(turn, extent_of(loop.src[0])) if before is None else before
+                number = index.add(filled, loop.src[0])
                 slots[copy.src[0]] = index.as_node(index.mod(number, copy.src[0].arg.depth))
 
     def visit(node: Node) -> Node | None:
@@ -103,7 +106,7 @@ def with_roles(kernel: Node) -> Node:
         raise CompilerBug("a block has one ring of boxes", found=loops)
     warps = prod(kernel.arg.block) // WARP
     kernel, loop = _ended(kernel, loops[0])
-    ring = _ring(loop, extent_of(loops[0].src[0]), warps, kernel.arg.cluster)
+    ring = _ring(loop, extent_of(loops[0].src[0]), warps, kernel.arg)
     copies = sequence(_copying(kernel.src, ring, None))
     computed = _computing(kernel.src, ring, None)
     info = kernel.arg
@@ -189,17 +192,23 @@ class _Ring:
     extent: Dim
     copies: tuple[Node, ...]
     pipe: Node
+    cut: CutTiles | None
 
     def number(self, axis: Dim, turn: Node | None) -> Dim:
         """An iteration of the loop, counted over all turns."""
-        return axis if turn is None else index.add(index.mul(turn, self.extent), axis)
+        if turn is None:
+            return axis
+        if self.cut is not None:
+            return index.add(self.cut.before(turn), axis)
+        return index.add(index.mul(turn, self.extent), axis)
 
     def step(self, op: Op, number: Dim) -> Node:
         """A statement of the protocol about the slot that an iteration takes."""
         return make_node(op, dtypes.token, (self.pipe, index.as_node(number)))
 
 
-def _ring(loop: Node, extent: Dim, warps: int, cluster: int) -> _Ring:
+def _ring(loop: Node, extent: Dim, warps: int, info: KernelInfo) -> _Ring:
+    cluster = info.cluster
     copies = tuple([slice_of(copy, cluster) for copy in _boxes(loop.src[1])])
     depth = copies[0].src[0].shape[0]
     nbytes = sum(nbytes_of(copy, cluster) for copy in copies)
@@ -212,7 +221,8 @@ def _ring(loop: Node, extent: Dim, warps: int, cluster: int) -> _Ring:
     where = Alloc(BARRIERS_ID, "shared", (depth, BARRIERS), name="phases")
     phases = Node(Ops.ALLOC, dtypes.uint64, (), where)
     what = Pipe("ring", depth, "copies", ("products",), 1, nbytes, warps, scope)
-    return _Ring(loop, extent, copies, Node(Ops.PIPE, dtypes.token, (phases,), what))
+    cut = cut_tiles(info, number_of_block(info)) if info.cut else None
+    return _Ring(loop, extent, copies, Node(Ops.PIPE, dtypes.token, (phases,), what), cut)
 
 
 def _copying(statements: Sequence[Node], ring: _Ring, turn: Node | None) -> list[Node]:

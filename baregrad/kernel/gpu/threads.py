@@ -44,6 +44,13 @@ from baregrad.kernel.gpu.clusters import block_of
 from baregrad.kernel.gpu.roles import count_slots
 from baregrad.kernel.gpu.shared_layouts import with_addresses
 from baregrad.kernel.gpu.teams import TURNS_ID
+from baregrad.kernel.gpu.turns.cut_tiles import (
+    CutTiles,
+    cut_tiles,
+    joined,
+    of_turn,
+    with_cut,
+)
 from baregrad.kernel.instructions.mma_sync import (
     DEEP,
     HALVES,
@@ -110,6 +117,9 @@ def tile_of(kernel: Node) -> tuple[Node, ...]:
 
 def grid_size(kernel: Node) -> Dim:
     """The number of blocks that run a loop-level KERNEL."""
+    if kernel.arg.cut:
+        # All have some of the tiles that are cut.
+        return int(kernel.arg.grid[0])
     total = _iterations(kernel)
     return index.minimum(total, kernel.arg.grid[0]) if kernel.arg.grid else total
 
@@ -133,7 +143,12 @@ def to_threads(kernel: Node) -> Node:
         total, every = index.floordiv(total, cluster), index.floordiv(every, cluster)
         block, worker.memo[axes[-1]] = block_of(cluster, max(limit // cluster, 1))
         axes = axes[:-1]
-    statements = worker.of_block(axes, body, block, None if every == total else total)
+    info = kernel.arg
+    if info.cut:
+        info = with_cut(info, axes, sequence(body))
+        statements = worker.of_cut(axes, body, cut_tiles(info, block))
+    else:
+        statements = worker.of_block(axes, body, block, None if every == total else total)
     copies = toposort(kernel) if kernel.mask & Ops.COPYTO.bit else ()
     if any(one.op is Ops.COPYTO and one.arg.engine == "bulk" for one in copies):
         # A block ends once its shared memory was read.
@@ -142,7 +157,7 @@ def to_threads(kernel: Node) -> Node:
         # A launch has a block at least.
         some = index.less(0, worker.expression(index.as_node(total)))
         statements = (make_node(Ops.IF, dtypes.token, (some, sequence(statements))),)
-    info = kernel.arg._replace(device="GPU", block=worker.block)
+    info = info._replace(device="GPU", block=worker.block)
     done = with_barriers(Node(Ops.KERNEL, kernel.dtype, statements, info))
     return with_addresses(done)
 
@@ -239,6 +254,17 @@ class _Threads:
             tile = self.at(axes, places, (count_slots(part.body, own),))
             found.append(make_node(Ops.LOOP, dtypes.token, (own, sequence(tile))))
         return tuple(found)
+
+    def of_cut(
+        self, axes: Sequence[Node], body: Sequence[Node], cut: CutTiles
+    ) -> tuple[Node, ...]:
+        """A block's stretch of the tiles that are cut, and its whole tiles, in turns."""
+        own = range_node(cut.turns, TURNS_ID, "turn", "loop")
+        places = index.unflatten(cut.tile(own), tuple(map(extent_of, axes)))
+        part = count_slots(of_turn(sequence(body), cut, own), own, cut.before(own))
+        tile = sequence(self.at(axes, places, (part,)))
+        made = joined(tile, cut, own, self.block)
+        return (make_node(Ops.LOOP, dtypes.token, (own, made)),)
 
     def at(
         self, axes: Sequence[Node], places: Sequence[Dim], body: Sequence[Node]

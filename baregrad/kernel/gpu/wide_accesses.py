@@ -173,9 +173,9 @@ def _times_in_stretch(code: Sequence[Node]) -> Counter[tuple[Node, int]]:
 
 
 def _may_join(node: Node) -> bool:
-    """Whether an access is of one element of shared memory or of an argument."""
+    """Whether an access is of one element of memory that threads share."""
     buffer = node.src[0]
-    if buffer.op is not Ops.PARAM and buffer.arg.space != "shared":
+    if buffer.op is not Ops.PARAM and buffer.arg.space not in ("shared", "device"):
         return False
     plain = node.arg.width == 1 and not node.arg.rows
     scalars = all(not child.shape and child.op is not Ops.REG for child in node.src[1:])

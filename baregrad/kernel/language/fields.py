@@ -55,7 +55,7 @@ _FIELDS: MappingProxyType[str, Callable[[Any], bool]] = MappingProxyType({
     "place": lambda place: type(place) is int and place in (0, 1),
     "parts": _are_parts,
     "loops": _are_shares,
-    "masked": lambda value: type(value) is bool,
+    **dict.fromkeys(("masked", "cut"), lambda value: type(value) is bool),
     "pad": lambda value: value is None or type(value) is int,
     "swizzle": lambda value: type(value) is int,
     "instruction": _is_text,

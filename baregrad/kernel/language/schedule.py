@@ -256,11 +256,14 @@ class Persist:
 
     What a pipeline copies ahead of its loop it then copies for the iteration that is next, before
     the results of this one are stored. Of several `teams` of threads in a block each does every so
-    many of its iterations: one stores results while another one multiplies.
+    many of its iterations: one stores results while another one multiplies. With `cut` the
+    iterations of the last round are cut along what is summed, so that all blocks sum as long: parts
+    of one are added up in their order by the block that has the first.
     """
 
     blocks: int
     teams: int = 1
+    cut: bool = False
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -268,7 +271,7 @@ class Persist:
         return ()
 
     def __str__(self) -> str:
-        return _spelled("persist", (self.blocks,), _changed(self, "teams"))
+        return _spelled("persist", (self.blocks,), _changed(self, "teams", "cut"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,12 +485,13 @@ def pipeline(axis: str, depth: int = 2, engine: str = "lanes") -> Pipeline:
     return _checked(Pipeline(axis, depth, engine))
 
 
-def persist(blocks: int, teams: int = 1) -> Persist:
+def persist(blocks: int, teams: int = 1, cut: bool = False) -> Persist:
     """The grid has so many blocks at most, each of which does several iterations.
 
-    teams: sets of threads in a block, which take its iterations in turns.
+    teams: sets of threads in a block, which take its iterations in turns. cut: whether the last
+    ones are cut along what is summed, so that all blocks sum as long.
     """
-    return _checked(Persist(blocks, teams))
+    return _checked(Persist(blocks, teams, cut))
 
 
 def roles(*, copies: int | tuple[int, int], products: int | tuple[int, int]) -> Roles:

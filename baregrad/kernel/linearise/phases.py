@@ -2,7 +2,8 @@
 
 A slot has two barriers in shared memory, which count phases: of being full and of being empty. The
 first phase of either is that of the ring's first turn: a slot is empty for turn n once turn n - 1
-was released, which of turn 0 is true from the start.
+was released, which of turn 0 is true from the start. Between the blocks of a grid a slot is that of
+a warp: a flag in memory, which is up while it is full.
 """
 
 from __future__ import annotations
@@ -125,6 +126,10 @@ def acquire(values: Values, node: Node) -> None:
 
 def wait(values: Values, node: Node) -> None:
     """A WAIT: a slot is full."""
+    if node.src[0].arg.scope == "grid":
+        values.scopes.end_statement()
+        values.scopes.append(_machine("flag.wait", *_flag(values, node)))
+        return
     parity = _parity(values, node, 0)
     place = _place(values, node, FULL)
     values.scopes.end_statement()
@@ -141,14 +146,26 @@ def commit_filled(values: Values, node: Node) -> None:
     _say(values, node, FULL)
 
 
+def _flag(values: Values, node: Node) -> tuple[Node, Node]:
+    """The flag of a slot between blocks, which is in memory: the array, and where it is there."""
+    pipe, slot = node.src
+    return pipe.src[0], values.value(slot)
+
+
 def _say(values: Values, node: Node, which: int) -> None:
-    place = _place(values, node, which)
+    wide = node.src[0].arg.scope == "grid"
+    place = _flag(values, node) if wide else _place(values, node, which)
     scopes = values.scopes
     scopes.end_statement()
+    if wide:
+        # Before one lane speaks for all, and memory knows of what each did.
+        scopes.append(_machine("bar.warp.sync"))
     elected = make_node(Ops.MACHINE, dtypes.bool, (), Machine("elect"))
     scopes.append(elected)
     scopes.open(make_node(Ops.TEST, dtypes.token, (elected,)), True)
-    if node.src[0].arg.scope == "cluster":
+    if wide:
+        scopes.append(_machine("flag.raise" if which == FULL else "flag.lower", *place))
+    elif node.src[0].arg.scope == "cluster":
         scopes.append(_machine("mbarrier.arrive.cluster", *place))
     else:
         scopes.append(_machine("mbarrier.arrive", *place))

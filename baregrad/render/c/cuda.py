@@ -209,6 +209,9 @@ class _Kernel(CText):
         for alloc, offset in signature.shared.items():
             place = f"(shared_memory + {offset})"
             lines.append(self.pointer(alloc, f"a{alloc.arg.id}", place))
+        for alloc in signature.own:
+            declared = self.local(alloc, "__device__ __align__(16) ").strip()
+            self.structs[self.names[alloc]] = declared
         return lines + [self.local(alloc, "__align__(16) ") for alloc in signature.private]
 
     def variable(self, node: Node) -> str:

@@ -56,6 +56,16 @@ def _wait(f: CText, node: Node) -> None:
     _asm(f, text, _place(f, node.src), f'"r"((u32){f.use(node.src[2])})')
 
 
+def _at_flag(text: str) -> Rule:
+    """An instruction on a flag in memory, of which warps of other blocks hear."""
+
+    def rule(f: CText, node: Node) -> None:
+        array, at = node.src
+        _asm(f, text, f'"l"(__cvta_generic_to_global(&{f.names[array]}[{f.use(at)}]))')
+
+    return rule
+
+
 def _load_box(signature: GpuSignature, f: CText, node: Node) -> None:
     rank = node.arg.immediates[0]
     corner, offsets = node.src[5 : 5 + rank], node.src[5 + rank :]
@@ -124,5 +134,11 @@ _RULES: MappingProxyType[str, Rule] = MappingProxyType({
     "mbarrier.arrive.expect_tx": _at_barrier("mbarrier.arrive.expect_tx.shared.b64 _,"),
     "mbarrier.arrive.cluster": _arrive_in_cluster,
     "mbarrier.wait": _wait,
+    "flag.wait": _at_flag(
+        "{ .reg .pred p; .reg .u32 v; W: ld.acquire.gpu.global.u32 v, [%0]; "
+        "setp.ne.u32 p, v, 0; @!p bra W; }"
+    ),
+    "flag.raise": _at_flag("st.release.gpu.global.u32 [%0], 1;"),
+    "flag.lower": _at_flag("st.relaxed.gpu.global.u32 [%0], 0;"),
     "barrier.cluster": _meet_in_cluster,
 })  # fmt: skip

@@ -138,6 +138,24 @@ def _wait(f: PtxText, node: Node) -> None:
     f.emit("bra", f"W{label}", guard=f"!{over}")
 
 
+def _wait_for_flag(f: PtxText, node: Node) -> None:
+    """Until a warp of another block has raised a flag: what that stored before is seen then."""
+    place = place_of(f, node.src[0], node.src[1], 0, 0).text()
+    up, over, label = f.fresh("%r"), f.fresh("%p"), f.fresh_label()
+    f.label(f"W{label}")
+    f.emit("ld.acquire.gpu.global.u32", up, place)
+    f.emit("setp.ne.u32", over, up, "0")
+    f.emit("bra", f"W{label}", guard=f"!{over}")
+
+
+def _set_flag(opcode: str, value: str) -> Rule:
+    def rule(f: PtxText, node: Node) -> None:
+        place = place_of(f, node.src[0], node.src[1], 0, 0).text()
+        f.emit(opcode, place, f.made("%r", "mov.u32", value))
+
+    return rule
+
+
 def _arrive_remote(f: PtxText, node: Node) -> None:
     place = _shared(f, node.src[0])
     if f.program.arg.cluster == 1:
@@ -352,6 +370,9 @@ HOPPER_RULES: MappingProxyType[str, Rule] = MappingProxyType(
         "mbarrier.arrive": _at_barrier("mbarrier.arrive.shared.b64", "_"),
         "mbarrier.arrive.remote": _arrive_remote,
         "mbarrier.wait": _wait,
+        "flag.wait": _wait_for_flag,
+        "flag.raise": _set_flag("st.release.gpu.global.u32", "1"),
+        "flag.lower": _set_flag("st.relaxed.gpu.global.u32", "0"),
         "mbarrier.arrive.cluster": _arrive_in_cluster,
         "barrier.cluster": _meet_in_cluster,
         "fence.proxy.async": _plain("fence.proxy.async.shared::cta"),

@@ -118,10 +118,13 @@ class PtxAddress(NamedTuple):
         return f"[{self.base}+{at}]" if at else f"[{self.base}]"
 
 
+_SPACES: MappingProxyType[str, str] = MappingProxyType({"shared": "shared", "device": "global"})
+
+
 def _space(buffer: Node) -> str:
     if buffer.op is Ops.PARAM:
         return "global"
-    return "shared" if buffer.arg.space == "shared" else "local"
+    return _SPACES.get(buffer.arg.space, "local")
 
 
 def _base(f: PtxText, buffer: Node) -> PtxAddress:
@@ -129,7 +132,8 @@ def _base(f: PtxText, buffer: Node) -> PtxAddress:
         return PtxAddress(f.names[buffer][0], 0)
     if buffer.arg.space == "shared":
         return PtxAddress("shared_memory", f.signature.shared[buffer])
-    return PtxAddress(f"local{buffer.arg.id}", 0)
+    name = "device" if buffer.arg.space == "device" else "local"
+    return PtxAddress(f"{name}{buffer.arg.id}", 0)
 
 
 def place_of(f: PtxText, buffer: Node, offset: Node, lane: int, elements: int) -> PtxAddress:
@@ -172,7 +176,7 @@ def _indexed(f: PtxText, buffer: Node, base: str, offset: Node, name: str) -> st
         word = f.made("%r", "cvt.u32.u64", name) if wide else name
         found = f.made("%r", "mad.lo.s32", word, size, f.made("%r", "mov.u32", base))
     else:
-        if space == "local":
+        if buffer.op is Ops.ALLOC:
             base = f.made("%rd", "mov.u64", base)
         if not wide:
             opcode = f"mad.wide.{sign_text(offset.dtype)}32"

@@ -224,6 +224,8 @@ class PtxText:
                 outside.append(f".extern {where} shared_memory[];")
             else:
                 inside.append(f"  {where} shared_memory[{signature.shared_nbytes}];")
+        for alloc in signature.own:
+            outside.append(f".global .align 16 .b8 device{alloc.arg.id}[{alloc_nbytes(alloc)}];")
         constant = _constant_allocs(self.program)
         for alloc in signature.private:
             nbytes = alloc_nbytes(alloc)

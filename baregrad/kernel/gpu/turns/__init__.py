@@ -1,0 +1,1 @@
+"""What the blocks of a persistent grid do in their turns."""
