@@ -23,6 +23,9 @@ from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 _FOLDED = (Ops.REDUCE, Ops.SCAN, Ops.STAGE)
 # How much smaller each of the sizes is that a plan for symbolic ones is judged by.
 SHARE = 8
+# How many times as long as its sides a product is whose sums may be cut between blocks,
+# as `partials_gpu.py` has it: a Linear's results do not hang on how many rows there are.
+DEEP = 5
 # Rows, columns, steps, products.
 Sizes = tuple[int, int, int, int]
 
@@ -94,6 +97,18 @@ class GemmFactors:
         axes = (self.rows, self.columns, self.depth, self.shared)
         m, n, k, outside = (prod([_extent(axis, share) for axis in each]) for each in axes)
         return m, n, k, outside
+
+    @property
+    def may_cut(self) -> bool:
+        """Whether sums may be cut by how many tiles there are, in which other rows have a say.
+
+        Those may that are as deep as the gradients of weights are, and no batch's rows; nor where
+        sizes are not known.
+        """
+        axes = (*self.rows, *self.columns, *self.depth, *self.shared)
+        m, n, k, _ = self.sizes()
+        is_known = all(isinstance(extent_of(axis), int) for axis in axes)
+        return is_known and k >= DEEP * max(m, n)
 
     def all_sizes(self) -> list[Sizes]:
         """The sizes that a plan is judged by: the most, with a share of the bounds, and so on."""

@@ -75,6 +75,12 @@ LEAST_CYCLES, COLUMNS_PER_CYCLE = 16, 4
 # Warps that copy, of which one does: registers change hands among four. What each of their threads
 # keeps.
 COPIERS, COPIER_REGISTERS = 4, 40
+# Of tiles that are cut: cycles until a block knows of another one's sums, of so many bytes each;
+# and what all that takes of it, as blocks at other panels share less. On an H200 it was up to 1.19:
+# of 1,536 x 1,536 sums of 16,384 126 us in tiles of 256 columns, where whole ones of 192 took 137;
+# of 5,120 x 1,280 sums of 20,480 399 for 423; but of 768 x 2,304 102 for 94. More parts of a tile
+# are read one after the other.
+JOIN_LATENCY, SUM_NBYTES, CUT, MOST_PARTS = 1500, 4, 1.19, 2
 # Blocks that run together.
 PAIR = 2
 # What memory takes for a tile's results, of what the products take, from which on pairs of blocks
@@ -137,7 +143,8 @@ class GroupChoice(NamedTuple):
     """A tile, panels that are under way or read at once, and blocks of a multiprocessor.
 
     boxes: whether an engine copies the panels, for a warp of its own. teams: sets of a block's
-    threads, each of which has a tile. parted: how warps are parted for boxes.
+    threads, each of which has a tile. parted: how warps are parted for boxes. cut: whether the
+    tiles of the last round are cut along the sums.
     """
 
     tile: GroupTile
@@ -147,11 +154,13 @@ class GroupChoice(NamedTuple):
     boxes: bool = False
     teams: int = 1
     parted: Parted = Parted(0)
+    cut: bool = False
 
     def __str__(self) -> str:
         tile, teams = self.tile, f" of {self.teams} teams" if self.teams > 1 else ""
         groups = f"{tile.groups_m}x{tile.groups_n} groups{teams}"
-        return f"{tile.m}x{tile.n} for {groups}, {self.slots} panels"
+        cut = ", the last ones cut" if self.cut else ""
+        return f"{tile.m}x{tile.n} for {groups}, {self.slots} panels{cut}"
 
 
 TILES = tuple([
@@ -186,7 +195,7 @@ TEAM_TILES = tuple([
 def ranked_groups(
     target: GpuTarget, sizes: Sequence[Product], words: tuple[bool, bool], dtype: DType,
     boxes: bool = False, asked: tuple[bool, bool] = (False, False), teams: int = 1,
-    whole: int = 0,
+    whole: int = 0, cut: bool = False,
 ) -> list[GroupChoice]:  # fmt: skip
     """Tiles and panels that a multiprocessor holds, that of the least time first.
 
@@ -195,6 +204,7 @@ def ranked_groups(
     are none for sums of fewer panels than a whole ring: a convolution 1x1 of 64x256x56x56, of four
     panels, took 71 us by them on an H200 and 64 without.
     whole: columns that boxes have multiples of, where those of tiles need be none; else 0.
+    cut: whether tiles may be cut between blocks.
     asked: which factors' chunks have conditions: of tiles that take as long those with fewer of
     them come first. A convolution 3x3 of 64x256x56x56 took 325 us on an H200 by 128 places of the
     image and 256 filters, 333 by 256 and 128, on an H100 326 and 340.
@@ -217,9 +227,13 @@ def ranked_groups(
             how = _Copied(slots, words, dtype, boxes, teams, max(whole, 1))
             times = [_cycles(target, size, tile, how) for size in sizes]
             time = expected(sizes, times)
-            if time is not None:
-                resident, roles = _resident(target, tile, how)
-                found.append(GroupChoice(tile, slots, time, resident, boxes, teams, roles))
+            if time is None:
+                continue
+            resident, roles = _resident(target, tile, how)
+            found.append(GroupChoice(tile, slots, time, resident, boxes, teams, roles))
+            less = _cut_cycles(target, sizes[0], tile, how) if cut and resident == 1 else None
+            if less is not None:
+                found.append(found[-1]._replace(cycles=less, cut=True))
     return sorted(found, key=lambda one: (
         *_order(one), one.tile.m * asked[0] + one.tile.n * asked[1],
     ))  # fmt: skip
@@ -268,7 +282,7 @@ def larger_first(ranked: list[Any]) -> list[Any]:
     most = NEAR * near[0].cycles
     first = min(
         (one for one in near if one.cycles <= most),
-        key=lambda one: (1 / one.tile.m + 1 / one.tile.n, *_order(one)),
+        key=lambda one: (one.cut, 1 / one.tile.m + 1 / one.tile.n, *_order(one)),
     )
     return [first, *(one for one in ranked if one is not first)]
 
@@ -332,15 +346,50 @@ def _cycles_of_panel(tile: GroupTile) -> int:
 
 def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> float | None:
     """What a product takes with a tile; None where a multiprocessor does not hold the tile."""
-    slots, _, dtype, boxes, teams, whole = how
     resident, _ = _resident(target, tile, how)
     if not resident:
         return None
     each = -(-blocks_of(size, tile) // target.units)
     here = min(resident, each)
-    panels = -(-size.k // row_of(dtype))
+    teams = how.teams
     if teams > each:
         return None
+    busy, gain = _busy(target, size, tile, how, here), BOX_GAIN * how.boxes
+    if teams > 1:
+        # While one stores another one multiplies; but for the last.
+        after = BETWEEN + _cycles_beside(target, size, tile)
+        return BEGIN + each * max(busy, (busy + after) / teams) + after
+    if here == 1 and each > 1 and resident == 1:
+        return each * (busy - gain + BETWEEN + _cycles_beside(target, size, tile))
+    ends = (BEGIN - gain + cycles_after(target, size, tile)) * (0.5 if here > 1 else 1.0)
+    return each * (busy + ends)
+
+
+def _cut_cycles(
+    target: GpuTarget, size: Product, tile: GroupTile, how: _Copied
+) -> float | None:
+    """What a product takes if tiles of its last round are cut; None where all blocks are busy."""
+    blocks, units = blocks_of(size, tile), target.units
+    whole, tiles = divmod(blocks, units)
+    if not how.boxes or how.teams > 1 or MOST_PARTS * tiles < units:
+        return None
+    if tiles * -(-size.k // row_of(how.dtype)) < units:
+        return None
+    busy = _busy(target, size, tile, how, 1)
+    # Parts of tails are stored one after the other by who has them, then read by who has a head.
+    stored, read = units / (units - tiles), units / tiles
+    each = JOIN_LATENCY + SUM_NBYTES * tile.m * tile.n / target.cache_bytes_per_cycle
+    between = BETWEEN - BOX_GAIN + _cycles_beside(target, size, tile)
+    last = tiles / units * busy + between + (stored + read) * each
+    return BEGIN + whole * (busy + between) + CUT * last
+
+
+def _busy(
+    target: GpuTarget, size: Product, tile: GroupTile, how: _Copied, here: int
+) -> float:
+    """What the panels of a tile take, of which a multiprocessor has `here` at once."""
+    slots, _, dtype, boxes, teams, whole = how
+    panels = -(-size.k // row_of(dtype))
     groups = tile.groups_m * tile.groups_n
     # One slot is read; of several a second one may still be.
     late = groups > IN_STEP or teams > 1 if boxes else slots > FEW_SLOTS
@@ -357,15 +406,7 @@ def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> 
     if slots < 2 and here == 1:
         # Nothing is multiplied while threads wait, nor brought while it is.
         busy = panels * sum(work)
-    gain = BOX_GAIN * boxes
-    if teams > 1:
-        # While one stores another one multiplies; but for the last.
-        after = BETWEEN + _cycles_beside(target, size, tile)
-        return BEGIN + each * max(busy, (busy + after) / teams) + after
-    if here == 1 and each > 1 and resident == 1:
-        return each * (busy - gain + BETWEEN + _cycles_beside(target, size, tile))
-    ends = (BEGIN - gain + cycles_after(target, size, tile)) * (0.5 if here > 1 else 1.0)
-    return each * (busy + ends)
+    return busy
 
 
 def _cycles_beside(target: GpuTarget, size: Product, tile: GroupTile) -> float:

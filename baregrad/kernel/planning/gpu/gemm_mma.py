@@ -100,6 +100,8 @@ FEW_GROUP = 4
 # the cache was to forget the matrices first. Where every thread looked the ends of a matrix's rows
 # up in the array itself, on and on they took 3 % longer than in groups.
 CHOSEN_GROUP = 8
+# Bits of factors whose tiles may be cut.
+BITS = 16
 # Rows of all banks in a panel whose sums are scaled: 8,192 cubed in blocks of 128 took an H200
 # 4.4 ms with one and 3.3 with two, of 16-bit floats in tiles of 128 x 128 for 8 warps. And what
 # three such panels take of shared memory.
@@ -287,15 +289,17 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
         beside = 1 if left else gcd(beside, tiles)
     chosen = _chosen(plan, factors)
     plan.grid([axis for axis in factors.shared if axis not in chosen])
-    cluster = _cluster(plan, orders, choice, largest, dtype) if not chosen else (1, 1)
+    cut = isinstance(choice, GroupChoice) and choice.cut
+    alone = chosen or cut
+    cluster = (1, 1) if alone else _cluster(plan, orders, choice, largest, dtype)
     _tiles(plan, orders, choice.tile, (panel, depth), beside, chosen, cluster)
     if isinstance(choice, GroupChoice):
         copies_of_groups(plan, factors, orders, choice.tile.columns, beside)
         blocks = blocks_of(largest, choice.tile)
-        if choice.resident == 1 and blocks > plan.target.units:
+        if cut or (choice.resident == 1 and blocks > plan.target.units):
             # One block of a multiprocessor after the other would each begin with nothing copied.
             together = plan.target.units // max(cluster) * max(cluster)
-            plan.steps.append(Persist(together, choice.teams))
+            plan.steps.append(Persist(together, choice.teams, cut))
     else:
         assert isinstance(tile, WarpTile)
         _copies(plan, factors, orders, tile, (panel, depth), beside)
@@ -311,12 +315,20 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
         tile.m, tile.n, tile.warps, "warps" if isinstance(tile, WarpTile) else "warps in groups",
         choice.slots, panel, orders.left.lanes, orders.right.lanes,
     )
-    if isinstance(choice, GroupChoice) and choice.teams > 1:
+    if isinstance(choice, GroupChoice):
+        _tell(plan, choice, orders, engine)
+
+
+def _tell(plan: GpuPlan, choice: GroupChoice, orders: Orders, engine: Orders | None) -> None:
+    """Say what else is to be said of groups of warps."""
+    if choice.cut:
+        plan.because("tiles of the last round are cut along the sums: all blocks sum as long")
+    if choice.teams > 1:
         plan.because(
             "each of {} teams of a block has such tiles: one stores while another multiplies",
             choice.teams,
         )
-    if isinstance(choice, GroupChoice) and choice.boxes:
+    if choice.boxes:
         walks = orders.left.walks or orders.right.walks
         in_part = orders.right.turned and choice.tile.n % wgmma.PANEL
         plan.because(
@@ -324,7 +336,7 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
             ", or walks along places of an image" if walks else "",
             f" of {wgmma.PANEL} columns, the last of which is read in part" if in_part else "",
         )
-    elif isinstance(choice, GroupChoice) and plan.target.bulk_copies:
+    elif plan.target.bulk_copies:
         plan.because(
             "threads copy panels: {}", "that takes less time than boxes would" if engine
             else "not both are boxes of arrays of known sizes",
@@ -351,8 +363,11 @@ def _groups(
         uneven = chosen or wgmma.adds_apart(dtype) or by_lanes
         free = not (engine.right.walks or chosen or by_lanes)
         whole = (wgmma.PANEL if engine.right.turned else N) * free
-        by_boxes = ranked_groups(plan.target, products, words, dtype, True, whole=whole)
-        if not uneven and not any(copy.walks for copy in (engine.left, engine.right)):
+        even = not (uneven or engine.left.walks or engine.right.walks)
+        # Of other dtypes nothing was measured.
+        cut = even and factors.may_cut and dtype.bits == BITS
+        by_boxes = ranked_groups(plan.target, products, words, dtype, True, whole=whole, cut=cut)
+        if even:
             by_boxes += ranked_groups(plan.target, products, words, dtype, True, teams=MOST_TEAMS)
             by_boxes.sort(key=lambda choice: choice.cycles)
         if uneven:

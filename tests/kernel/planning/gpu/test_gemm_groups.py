@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from baregrad.dtypes import dtypes
+from baregrad.ir.core.index import variable
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.alu import to_array
@@ -333,6 +334,30 @@ def test_teams_that_add_up_parts_or_find_no_second_tile_or_few_panels_are_none()
     ):
         steps = choose(kernel, HOPPER).schedule.steps
         assert all(step.teams == 1 for step in steps if isinstance(step, Persist))
+
+
+@pytest.mark.parametrize(("rows", "columns", "depth", "cut"), [
+    (5120, 1280, 32768, True), (1536, 1536, 1536, False), (4096, 4096, 20480, False),
+    # Of other widths all blocks are busy; of few tiles there would be many parts.
+    (1536, 1536, 16384, False), (1024, 1024, 32768, False),
+    # It would pay, but for a batch's rows.
+    (5120, 1280, 20480, False),
+])  # fmt: skip
+def test_last_tiles_of_deep_products_are_cut(
+    rows: int, columns: int, depth: int, cut: bool
+) -> None:
+    kernel = contraction((rows,), (columns,), (depth,), "ax", "nx", "an", written=HALF)
+    choice = choose(kernel, HOPPER)
+    blocks = [step for step in choice.schedule.steps if isinstance(step, Persist)]
+    assert any(step.cut for step in blocks) == cut
+    assert any("cut along the sums" in reason for reason in choice.why()) == cut
+
+
+def test_what_has_any_number_of_rows_is_not_cut() -> None:
+    """Nor what is as deep as that: sums of a row are those of the same row among others."""
+    rows = variable("rows", 1, 5120)
+    kernel = contraction((rows,), (1280,), (32768,), "ax", "nx", "an", written=HALF)
+    assert "cut=" not in str(choose(kernel, HOPPER).schedule)
 
 
 @pytest.mark.parametrize(("size", "paired"), [(8192, True), (2048, False)])
