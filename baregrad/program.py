@@ -168,6 +168,8 @@ class MapSpec:
 # A variable that a PTX module declares in global memory, before its kernels or behind one: not a
 # kernel's parameter, which may be said to point there.
 _VARIABLE = r"(?m)^[ \t]*(?:\.(?:visible|extern|weak|common)\s+)*\.global\s+\."
+# One that a text in CUDA C does: no function, which has parentheses behind its name.
+_DEVICE_VARIABLE = r"\b__device__\b(?:\s*__\w+__(?:\([^()]*\))?)*[^(){};]*[;=\[{]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +217,10 @@ class Program:
 
     @property
     def keeps_variables(self) -> bool:
-        """Whether the PTX that it was made from declares variables, which its launches share."""
-        return self.kind == CUBIN and re.search(_VARIABLE, self.source) is not None
+        """Whether the text that it was made from declares variables, which its launches share."""
+        if self.kind != CUBIN:
+            return False
+        return any(re.search(one, self.source) for one in (_DEVICE_VARIABLE, _VARIABLE))
 
     def to_bytes(self) -> bytes:
         """Return the saved form: a prefix, a JSON header, the code and the source, raw."""

@@ -23,6 +23,7 @@ from baregrad.kernel import choose, lower, parse_schedule
 from baregrad.kernel.gpu.pictures import pipeline_lines
 from baregrad.kernel.gpu.turns.cut_tiles import CutTiles
 from baregrad.kernel.planning.gpu import gemm_mma
+from baregrad.program import CUBIN, GpuLaunch, Program
 from baregrad.render import get
 from baregrad.tensor import Tensor
 from baregrad.tensor.jit.jit import jit
@@ -187,6 +188,19 @@ def test_a_module_runs_again_and_again() -> None:
         np.testing.assert_array_equal(run_text(loop, program, arrays)[0], given[0])
     np.testing.assert_array_equal(results[0], results[2])
     assert (results[0] != results[1]).any()
+
+
+@pytest.mark.parametrize("language", ["ptx", "cuda"])
+def test_launches_of_one_kernel_do_not_overlap(language: str) -> None:
+    """They have the same flags and sums, though all that they are given is different."""
+
+    def has_own_memory(spelled: str) -> bool:
+        text = get(language).render(lowered(KERNEL, spelled)[1], HOPPER)
+        launch = GpuLaunch((2, 1, 1), (256, 1, 1))
+        return Program("k", CUBIN, b"", "k", (), source=text, launch=launch).keeps_variables
+
+    assert has_own_memory(SPELLED)
+    assert not has_own_memory(SPELLED.replace(", cut=True", ""))
 
 
 # --- what is verified -----------------------------------------------------------------------------

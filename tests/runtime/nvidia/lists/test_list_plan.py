@@ -22,7 +22,10 @@ def kernel(source: str, address: int) -> Kernel:
     return Kernel(NullDevice("NV"), program, address, None)
 
 
-DECLARED = (".global .align 4 .u32 n;", ".visible\t.global\t.b8 n[4];", f"{ENTRY}.global .u32 n;")
+DECLARED = (
+    ".global .align 4 .u32 n;", ".visible\t.global\t.b8 n[4];", f"{ENTRY}.global .u32 n;",
+    "__device__ int n;", "__device__ __align__(16) float n[4];", "__device__ int n = 1;",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("declared", DECLARED)
@@ -33,3 +36,11 @@ def test_launches_that_share_variables_come_one_after_the_other(declared: str) -
     for first, second, waits in ((shared, shared, 1), (shared, other, 0), (plain, plain, 0)):
         plan = plan_list([Exec(first, ()), Exec(second, ())])
         assert [step.kind for step in plan.compute] == ["run", *["idle"] * waits, "run"]
+
+
+@pytest.mark.parametrize("declared", [
+    "static __device__ __forceinline__ int f(int x) { return x; }",
+    "__device__ __launch_bounds__(4) int\nf(const int *x);", "__device__ void f() { int n[4]; }",
+])  # fmt: skip
+def test_functions_are_no_variables(declared: str) -> None:
+    assert not kernel(declared, 4096).program.keeps_variables
