@@ -296,6 +296,7 @@ class NvDevice(Device):
                 module.close()
                 raise
             self.work.code_is_new = True
+            self.work.modules.add(module)
         handle = LoadedKernel(module, kernel, local_nbytes)
         made = Kernel(self, program, kernel.address, handle)
         weakref.finalize(made, self._returned.append, module).atexit = False

@@ -17,6 +17,7 @@ from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 
 if TYPE_CHECKING:
     from baregrad.runtime.nvidia.driver.objects import Gpu
+    from baregrad.runtime.nvidia.lists.launch import GpuModule
     from baregrad.runtime.nvidia.lists.list_image import ListImage
 
 
@@ -47,6 +48,8 @@ class DeviceChannels:
         # New code was loaded, of which the GPU may have something else in its caches.
         self.code_is_new = False
         self.bound: weakref.WeakSet[NvBoundList] = weakref.WeakSet()
+        # What was loaded.
+        self.modules: weakref.WeakSet[GpuModule] = weakref.WeakSet()
         self._open(0, 0)
 
     def _open(self, value: int, copy_value: int) -> None:
@@ -158,13 +161,15 @@ class DeviceChannels:
             self.check()
 
     def _recover(self) -> None:
-        """Replace the channels; memory and code stay."""
+        """Replace the channels; memory and code stay, with variables of kernels as they began."""
         values = self.compute.last_value, self.copies.last_value
         for channel in self.pair:
             channel.group.dead = channel.group.dead or "another channel of the device failed"
         # A dead group is not waited for.
         for group in {id(channel.group): channel.group for channel in self.pair}.values():
             group.close()
+        for module in self.modules:
+            module.reset_variables()
         launches = self.compute.launches
         stacks = 0 if launches is None else launches.thread_nbytes
         self._forget_images()

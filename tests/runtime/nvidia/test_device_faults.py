@@ -14,12 +14,15 @@ from baregrad.base.errors import DeviceError, DriverError
 from baregrad.runtime.commands import Kernel, Slot
 from baregrad.runtime.nvidia import channel_pair
 from baregrad.runtime.nvidia.device import NvDevice
+from baregrad.runtime.nvidia.lists.launch import GpuModule
 from baregrad.runtime.nvidia.queue import timeline
 from baregrad.testing.virtual_gpu.virtual_port import Failure, VirtualPort
 from tests.runtime.nvidia import device_tools
 from tests.runtime.nvidia.random_lists import ramp
 from tests.runtime.pretended_clock import PretendedClock
 from tests.testing.virtual_gpu.virtual_tools import data_cubin
+
+PARTS = Path(__file__).parent / "data/parts.sm_90a.cuda13.cubin"
 
 pytestmark = pytest.mark.usefixtures("earlier_objects_rest")
 
@@ -111,6 +114,36 @@ def test_new_channels_are_made_when_they_are_needed() -> None:
         device.synchronize()
     device.close()
     assert not port.held()
+
+
+def test_variables_of_kernels_begin_anew_after_a_fault() -> None:
+    """Flags that a kernel has left up when it was stopped are nothing that the next one waits for.
+
+    Those of code that was given back are somebody else's memory by then.
+    """
+    device = NvDevice(port=VirtualPort())
+    modules = [GpuModule(device.gpu, PARTS.read_bytes()) for _ in range(2)]
+    device.work.modules.update(modules)
+    names = {one.name: index for index, one in modules[0].cubin.sections.items()}
+    spoiled = []
+    for module in modules:
+        for name in (".nv.global", ".nv.global.init"):
+            begin = module.image.offsets[names[name]]
+            end = begin + module.cubin.sections[names[name]].nbytes
+            kept = bytes(module._piece.view[begin:end])
+            module._piece.view[begin:end] = b"\xff" * (end - begin)
+            spoiled.append((module._piece.view[begin:end], kept))
+    modules[1].close()
+    told(device, "trapped64", {})
+    device.synchronize()
+    device.allocate(128).contents()
+    assert [bytes(view) == kept for view, kept in spoiled] == [True, True, False, False]
+    assert any(spoiled[1][1]) and not any(spoiled[0][1])
+    loaded = load(device, "link64").handle.kernel.module  # type: ignore[attr-defined]
+    assert loaded in device.work.modules
+    spoiled.clear()
+    modules[0].close()
+    device.close()
 
 
 class Deaf(VirtualPort):

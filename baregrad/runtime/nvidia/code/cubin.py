@@ -36,6 +36,8 @@ _CLUSTER = 0x3D
 _SYSTEM_CALLS = 0x46
 _SIZED = 4
 _NO_BOUND = 0xFFFFFFFF
+# Sections of global variables: those that begin as zeros, and as what the file says.
+VARIABLES = (".nv.global", ".nv.global.init")
 _CONSTANT = re.compile(r"\.nv\.constant(\d+)(?:\.(.+))?", re.DOTALL)
 _MAX_BANK = 17
 
@@ -183,7 +185,7 @@ def _takes_memory(section: ElfSection) -> bool:
     bank = _CONSTANT.fullmatch(section.name)
     return (
         section.is_code
-        or section.name in (".nv.global", ".nv.global.init")
+        or section.name in VARIABLES
         or (bank is not None and int(bank[1]) > 0)
     )
 

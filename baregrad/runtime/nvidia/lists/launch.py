@@ -20,7 +20,7 @@ from baregrad.runtime.nvidia.code.constant_bank import (
     write_parameters,
     write_place,
 )
-from baregrad.runtime.nvidia.code.cubin import CubinKernel, read_cubin
+from baregrad.runtime.nvidia.code.cubin import VARIABLES, CubinKernel, read_cubin
 from baregrad.runtime.nvidia.code.cubin_image import ALIGNMENT, image_nbytes, link
 from baregrad.runtime.nvidia.code.descriptor_fields import descriptor_layout
 from baregrad.runtime.nvidia.code.launch_descriptor import (
@@ -74,6 +74,7 @@ class GpuModule:
             self._piece.close()
             raise
         self._kernels: dict[str, GpuKernel] = {}
+        self._closed = False
 
     def _check_capability(self) -> None:
         """Code runs on GPUs of its own major capability whose minor one is not below."""
@@ -93,8 +94,22 @@ class GpuModule:
             found = self._kernels[name] = GpuKernel(self, self.cubin.kernel(name))
         return found
 
+    def reset_variables(self) -> None:
+        """Give global variables the values that they began with; none of the kernels may run.
+
+        What one that was stopped has left there is nothing for the next launch to go on from.
+        """
+        if self._closed:
+            return
+        parts = dict(self.image.parts)
+        for number, section in self.cubin.sections.items():
+            if section.name in VARIABLES:
+                offset = self.image.offsets[number]
+                self._piece.write(offset, parts.get(offset) or bytes(section.nbytes))
+
     def close(self) -> None:
         """Free the memory; none of the kernels may be running any more, or be launched again."""
+        self._closed = True
         self._piece.close()
 
 
