@@ -22,7 +22,7 @@ from baregrad.ir.protocol.attributes import ProtocolError
 from baregrad.kernel import choose, lower, parse_schedule
 from baregrad.kernel.gpu.pictures import pipeline_lines
 from baregrad.kernel.gpu.turns.cut_tiles import CutTiles
-from baregrad.kernel.planning.gpu import gemm_mma
+from baregrad.kernel.planning.gpu import gemm_groups, gemm_mma
 from baregrad.program import CUBIN, GpuLaunch, Program
 from baregrad.render import get
 from baregrad.tensor import Tensor
@@ -306,14 +306,15 @@ def test_replays_of_a_schedule_that_somebody_edited(tmp_path: Path) -> None:
             left, right = drawn[2 * number : 2 * number + 2]
             # Sums of whole numbers are exact in any order.
             np.testing.assert_array_equal(function(*pairs[number]).numpy(), left @ right.T)
-        programs = session.backend("NV").compiler._programs.values()
+        backend: Any = session.backend("NV")
+        programs = backend.compiler._programs.values()
         assert any(b"ld.acquire.gpu" in program.code for program in programs)
 
 
 @pytest.mark.parametrize("backwards", [False, True], ids=["forward", "filter"])
 def test_walks_along_images_that_are_cut(backwards: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a panel begins is a place and a tap, also of the panels in the middle of a tile."""
-    ranked = gemm_mma.ranked_groups
+    ranked = gemm_groups.ranked_groups
 
     def small_boxes(*given: Any, **named: Any) -> list[Any]:
         found = [one for one in ranked(*given, **named) if one.boxes and not one.cut]
