@@ -13,8 +13,10 @@ these take 126, and whole tiles 137 to 143.
 What is true of it: (1) who has tails waits for nobody; (2) who has a head has a higher number, and
 the machine begins blocks of lower ones no later; (3) a warp waits for the same warp of other
 blocks, and lanes read what their like wrote; (4) whoever waited for a flag lowers it, so the next
-launch finds all of them down. The parts of tails have places of their own: of two that follow each
-other in the row either the tile is the next one or the block, so a part's is the sum of both.
+launch finds all of them down; launches of one kernel never overlap, as a runtime sees that it has
+variables (`Program.keeps_variables`), and these begin anew after a fault. The parts of tails have
+places of their own: of two that follow each other in the row either the tile is the next one or the
+block, so a part's is the sum of both.
 """
 
 from __future__ import annotations
