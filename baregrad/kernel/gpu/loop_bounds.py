@@ -135,15 +135,28 @@ def _guarded(limit: Dim, outer: list[Node], axis: Node) -> Dim:
     """A limit with its loads where the conditions around them let the first step read them."""
     if not outer or isinstance(limit, int):
         return limit
-    first = substitute(index.both(*outer), {axis: const(0, dtypes.index)})
+    first: Node | None = None
+    for condition in outer:
+        # What a condition reads itself is there where those around it hold.
+        one = _read_where(first, substitute(condition, {axis: const(0, dtypes.index)}))
+        first = one if first is None else index.both(first, one)
+    return index.as_dim(_read_where(first, limit))
+
+
+def _read_where(condition: Node | None, value: Node) -> Node:
+    """An expression that reads nothing where a condition is false, if there is one."""
+    if condition is None or not value.mask & Ops.LOAD.bit:
+        return value
 
     def visit(node: Node) -> Node | None:
         guard = node.op is Ops.LOAD
-        return make_node(Ops.GUARD, node.dtype, (first, node)) if guard else index.resimplify(node)
+        return (
+            make_node(Ops.GUARD, node.dtype, (condition, node)) if guard
+            else index.resimplify(node)
+        )
 
     enter = Ops.LOAD.bit
-    inside = rebuild(limit, visit, enter=lambda n: bool(n.mask & enter) and n.op is not Ops.GUARD)
-    return index.as_dim(inside)
+    return rebuild(value, visit, enter=lambda n: bool(n.mask & enter) and n.op is not Ops.GUARD)
 
 
 def ends_by_data(reduce: Node) -> bool:

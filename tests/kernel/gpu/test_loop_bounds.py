@@ -111,6 +111,24 @@ def test_the_first_condition_that_is_false_is_the_bound(is_first: bool) -> None:
     assert read == {VALUES, ACC}
 
 
+def test_a_condition_within_others_reads_its_bound_where_all_of_them_hold() -> None:
+    """Two lengths are three each, of which a condition around both says so."""
+    lengths, others = (Node(Ops.PARAM, I32, (), Param(slot, (3,))) for slot in (1, 3))
+    first, second = (
+        index.less(STEP, Node(Ops.CAST, INDEX, (load(one, OWN),))) for one in (lengths, others)
+    )
+    inner = under(first, added(Node(Ops.GUARD, F32, (second, TERM))))
+    root = kernel(under(index.less(OWN, 3), inner))
+    made = bound_loops(root)
+    assert extents(made) == [False, True]
+    values = np.arange(1, STEPS + 1, dtype=np.float32)
+    given = np.array([2, 6, -1], np.int32), np.array([5, 3, 6], np.int32)
+    for one in (root, made):
+        found = np.zeros(COUNT, np.float32)
+        evaluate_loop(one, {0: found, 1: given[0], 2: values, 3: given[1]})
+        assert found.tolist() == [3, 6, 0, 0, 0]
+
+
 OTHER = Node(Ops.ALLOC, F32, (), Alloc(2, "register", ()))
 
 
