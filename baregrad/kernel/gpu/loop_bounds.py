@@ -42,7 +42,8 @@ def _visit(node: Node) -> Node | None:
     if not isinstance(extent, int) or axis.arg.bind != "loop":
         return None
     statements = body.src if body.op is Ops.SEQ else (body,)
-    written = frozenset([one.src[0] for one in statements if one.op is Ops.STORE])
+    arrays = [_conditions(one)[1] for one in statements]
+    written = frozenset([array for array in arrays if array is not None])
     ends: dict[Dim, list[tuple[Node, tuple[Node, ...]]]] = {}
     for one in statements:
         found = _end_of(one, axis, written)

@@ -161,6 +161,15 @@ def test_sums_that_end_apart_have_loops_of_their_own(
         np.testing.assert_array_equal(results(one), wanted)
 
 
+def test_no_bound_is_what_another_sum_of_the_loop_comes_to() -> None:
+    """Not even of one that is under a condition: of the first length there are no turns at all."""
+    far = index.less(STEP, Node(Ops.CAST, INDEX, (load(ACC),)))
+    value = alu(Ops.ADD, load(OTHER), Node(Ops.GUARD, F32, (far, TERM)))
+    root = two_sums(Node(Ops.STORE, dtypes.token, (OTHER, value)))
+    for one in (root, bound_loops(root)):
+        np.testing.assert_array_equal(results(one), [0, 2106, 2121, 2121, 0])
+
+
 def test_sums_that_end_together_stay_in_one_loop() -> None:
     value = alu(Ops.ADD, load(OTHER), TERM)
     root = two_sums(under(HOLDS, Node(Ops.STORE, dtypes.token, (OTHER, value))))
