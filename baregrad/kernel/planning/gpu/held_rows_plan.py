@@ -79,7 +79,8 @@ def plan_short_rows(plan: GpuPlan, rows: Sequence[Node], columns: Sequence[Node]
         return False
     most = max(map(iterations, along), default=0)
     work = max(sum(op_flops(node) for node in facts.order), 1)
-    if most > MOST_SHORT or most * work > MOST_OPS:
+    # Of no neighbours, or one, there are no rows.
+    if not 0 < most <= MOST_SHORT or most * work > MOST_OPS:
         return False
     row = plan.together(in_order(plan, moving))
     apart = {each.stride(row[-1]) or 0 for each in facts.accesses if not each.write}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.node import Node, range_node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.facts.analysis import facts_of
@@ -133,3 +133,14 @@ def test_longer_and_fewer_rows_are_shared(rows: int, length: int) -> None:
     row = [axis for axis in facts.data if plan.name(axis) == "i1"]
     assert not plan_short_rows(plan, [axis for axis in facts.data if axis not in row], row)
     assert not plan.steps
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_sums_of_one_number_of_each_row_or_none_have_no_rows(length: int) -> None:
+    """As a convolution of one tap that steps over some numbers has."""
+    i, r = range_node(300, 0), range_node(length, 1)
+    total = k.reduce(Ops.ADD, k.at(k.param(1, 300, 3), i, r), r)
+    kernel = k.kernel(k.out(k.param(0, 300), total, i))
+    plan = GpuPlan(facts_of(kernel), SMALL)
+    assert not plan_short_rows(plan, plan.facts.data, [])
+    check_gpu(kernel, choose_schedule(kernel, SMALL), SMALL)
