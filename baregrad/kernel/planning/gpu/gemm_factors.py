@@ -24,7 +24,7 @@ _FOLDED = (Ops.REDUCE, Ops.SCAN, Ops.STAGE)
 # How much smaller each of the sizes is that a plan for symbolic ones is judged by.
 SHARE = 8
 # How many times as long as its sides a product is whose sums may be cut between blocks,
-# as `partials_gpu.py` has it: a Linear's results do not hang on how many rows there are.
+# as `partials_gpu.py` has it: results of others do not hang on how many rows there are.
 DEEP = 5
 # Rows, columns, steps, products.
 Sizes = tuple[int, int, int, int]
