@@ -306,6 +306,10 @@ def _strided(node: Node, crop: Crop) -> Node | None:
     if inner is None:
         if not whole_taps:
             return None
+        # Its windows reach so far; what is wanted behind them is zero.
+        reach = turned.shape[window.axis] + groups - 1
+        made = make_node(Ops.FOLD, node.dtype, (turned,), Window(window.axis, groups, 1, 1, reach))
+        made = pad(made, window.axis, Pad(0, extent - reach))
         inner = cut(made, window.axis, start, start + quotients)
     shape = list(taps.shape[:-1])
     shape[window.axis] = quotients * stride

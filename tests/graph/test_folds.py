@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
 import pytest
 
 from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.tensor_level import evaluate_all
+from baregrad.ir.verify.verify import verify
+from baregrad.target import gpu_row
 from tests.schedule.graphs import A, check, contractions, largest_buffer, param, sink, value
 from tests.schedule.whole.resnet import input_gradient
 
@@ -39,6 +43,25 @@ def test_input_gradient(extent: int, taps: int, pad: int, stride: int, dilation:
         assert not reduction.mask & (Ops.GUARD.bit | Ops.FLOORDIV.bit)
     columns = 4 * 4 * 6 * places * places * taps * taps
     assert taps <= stride or largest_buffer(plan) < columns
+
+
+@pytest.mark.parametrize(("places", "taps", "stride", "start"), [
+    (1, 4, 3, 1), (2, 5, 2, 3), (1, 3, 2, 0),
+])  # fmt: skip
+def test_elements_behind_all_windows_are_zeros(
+    places: int, taps: int, stride: int, start: int
+) -> None:
+    """What is folded is no contraction, and more is wanted than residues of windows reach."""
+    extent = (places - 1) * stride + taps + 2 * stride
+    fold = param(0, 2, places, taps).fold(1, extent, stride, 1).shrink((0, 2), (start, extent))
+    made = canonicalise(sink(fold), None, gpu_row("sm_90a"))
+    verify(made, "tensor")
+    given = np.random.default_rng(0).standard_normal((2, places, taps)).astype(np.float32)
+    wanted = np.zeros((2, extent), np.float32)
+    for place in range(places):
+        wanted[:, place * stride : place * stride + taps] += given[:, place]
+    (found,) = evaluate_all(made.src, {0: given})
+    np.testing.assert_allclose(found, wanted[:, start:], rtol=1e-6)
 
 
 def test_dilated_and_strided_input_gradient_is_one_sum_with_conditions() -> None:
