@@ -242,7 +242,7 @@ def _is_worth_it(node: Node, image: Node, other: Node, slid: Sequence[_Slid]) ->
     shape, axes = image.shape, node.arg.axes
     if not all(
         one.position not in axes and one.tap in axes and is_repeated(other, one.position)
-        and one.before < one.window.taps for one in slid
+        and _is_inside(one, shape[one.position]) for one in slid
     ):
         return False
     taps = [one.tap for one in slid]
@@ -253,6 +253,16 @@ def _is_worth_it(node: Node, image: Node, other: Node, slid: Sequence[_Slid]) ->
     columns = prod([shape[axis] for axis in own])
     product = node.src[0]
     return _are_few(product, columns, prod([shape[tap] for tap in taps]), depth // apart)
+
+
+def _is_inside(one: _Slid, count: int) -> bool:
+    """Whether each of the windows, so many, has an element of the image, not zeros alone."""
+    return one.before < one.window.taps and _after(one, count) < one.window.taps
+
+
+def _after(one: _Slid, count: int) -> int:
+    """How far the last one of so many windows reaches past the end of their image."""
+    return (count - 1) * one.window.stride + one.window.taps - one.extent - one.before
 
 
 def _folded(node: Node, image: Node, other: Node, slid: Sequence[_Slid]) -> Node:
@@ -288,11 +298,12 @@ def _slides_better(node: Node, image: Node, other: Node, slid: Sequence[_Slid]) 
     """Whether what windows are multiplied by had better slide past the image itself."""
     shape, axes = image.shape, node.arg.axes
     for one in slid:
-        window, count = one.window, image.shape[one.position]
-        after = count + window.taps - 1 - one.extent - one.before
+        window, count = one.window, shape[one.position]
+        is_whole = one.before >= 0 and _after(one, count) >= 0
         is_summed = one.position in axes and one.tap not in axes
-        is_inside = 0 <= one.before < window.taps and 0 <= after < window.taps
-        if window.stride != 1 or not (is_summed and is_inside and is_repeated(other, one.tap)):
+        if not (is_whole and is_summed and _is_inside(one, count)):
+            return False
+        if window.stride != 1 or not is_repeated(other, one.tap):
             return False
     free = [axis for axis in range(len(shape)) if axis not in axes and shape[axis] != 1]
     taps = prod([one.window.taps for one in slid])

@@ -12,8 +12,11 @@ from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.tensor_level import evaluate_all
+from baregrad.ir.verify.verify import verify
 from baregrad.tensor import Tensor
 from baregrad.testing.ptx_device import ptx_session
+from tests.graph.graphs.gpu_graphs import argument
 from tests.kernel.gpu_kernels import HOPPER
 from tests.schedule.graphs import param, sink
 from tests.schedule.whole.resnet import convolve, input_gradient, weight_gradient
@@ -61,6 +64,24 @@ def test_values_and_gradients_are_those_of_convolutions(
             assert one is not None and other is not None
             found, exact = one.detach().float().numpy(), other.detach().numpy()
             assert np.abs(found - exact).max() <= TOLERANCES[dtype] * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("stride", (1, 2))
+@pytest.mark.parametrize("zeros", (
+    (0, 3), (0, 5), (1, 2), (2, 4), (4, 0), (2, -1), (-2, 4),
+), ids=str)  # fmt: skip
+def test_zeros_may_be_more_on_one_side(zeros: tuple[int, int], stride: int) -> None:
+    images, filters = RNG.standard_normal((2, 16, 6)), RNG.standard_normal((3, 16, 3))
+    padded = torch.nn.functional.pad(torch.tensor(images), zeros)
+    wanted = torch.nn.functional.conv1d(padded, torch.tensor(filters), stride=stride).numpy()
+    x, w = (Tensor._make(argument(slot, dtypes.float32, *one.shape), "NV")
+            for slot, one in enumerate((images, filters)))
+    y = x.pad(zeros).conv1d(w, stride=stride).node
+    made = canonicalise(Node(Ops.SINK, dtypes.token, (y,)), None, HOPPER)
+    verify(made, "tensor")
+    given = {0: images.astype(np.float32), 1: filters.astype(np.float32)}
+    (found,) = evaluate_all(made.src, given)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def stored_sums(*values: Any) -> list[Node]:
