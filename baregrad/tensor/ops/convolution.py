@@ -302,9 +302,11 @@ def _folded(
     node = nodes.reduce(Ops.ADD, product, (2,))
     node = nodes.reshape(node, (batch, groups * outputs, *places, *taps))
     for i in reversed(range(count)):
-        extent = (places[i] - 1) * steps[i] + room[i] + 1 + extra[i]
+        # As much more as makes room for a window of its own is no part of a FOLD.
+        more = min(extra[i], steps[i] - 1)
+        extent = (places[i] - 1) * steps[i] + room[i] + 1 + more
         arg = Window(2 + i, taps[i], steps[i], spread[i], extent)
-        node = Node(Ops.FOLD, wide, (node,), arg)
+        node = _pad_or_cut(Node(Ops.FOLD, wide, (node,), arg), 2 + i, 0, extra[i] - more, 0)
     return nodes.cast(node, x.dtype)
 
 
