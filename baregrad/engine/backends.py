@@ -97,23 +97,26 @@ class CompiledBackend:
                     plan = self._plan(program, donated)
                     if key is not None:
                         self._plans.keep(key, plan)
-            if self.device.overlaps:
-                from baregrad.engine.plans.unpacked_beside import unpacked_beside
-
-                plan = unpacked_beside(plan, self.compiler.target)
-            with span("compile"):
-                try:
-                    return Executable(plan, self.device, self.compiler)
-                except ChangedPipeline:
-                    if not any(step.kernel.arg.sums for step in plan.steps):
-                        raise
+            try:
+                return self._loaded(plan)
+            except ChangedPipeline:
+                if not any(step.kernel.arg.sums for step in plan.steps):
+                    raise
             # Single warps make no sums beside a product: they are kernels of their own.
             with span("schedule"):
                 plan = self._plan(program, donated, has_side_sums=False)
                 if key is not None:
                     self._plans.keep(key, plan)
-            with span("compile"):
-                return Executable(plan, self.device, self.compiler)
+            return self._loaded(plan)
+
+    def _loaded(self, plan: Plan) -> Executable:
+        """A plan with its kernels compiled and loaded."""
+        if self.device.overlaps:
+            from baregrad.engine.plans.unpacked_beside import unpacked_beside
+
+            plan = unpacked_beside(plan, self.compiler.target)
+        with span("compile"):
+            return Executable(plan, self.device, self.compiler)
 
     @property
     def kept_environment(self) -> str:
