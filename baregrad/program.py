@@ -26,6 +26,7 @@ import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -172,6 +173,14 @@ _VARIABLE = r"(?m)^[ \t]*(?:\.(?:visible|extern|weak|common)\s+)*\.global\s+\."
 _DEVICE_VARIABLE = r"\b__device__\b(?:\s*__\w+__(?:\([^()]*\))?)*[^(){};]*[;=\[{]"
 
 
+@lru_cache(maxsize=512)
+def _declares_variables(text: str) -> bool:
+    """Whether a text in PTX or CUDA C does; each list that launches its kernel asks again."""
+    if "__device__" in text and re.search(_DEVICE_VARIABLE, text) is not None:
+        return True
+    return re.search(_VARIABLE, text) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """An executable and how to launch it.
@@ -218,9 +227,7 @@ class Program:
     @property
     def keeps_variables(self) -> bool:
         """Whether the text that it was made from declares variables, which its launches share."""
-        if self.kind != CUBIN:
-            return False
-        return any(re.search(one, self.source) for one in (_DEVICE_VARIABLE, _VARIABLE))
+        return self.kind == CUBIN and _declares_variables(self.source)
 
     def to_bytes(self) -> bytes:
         """Return the saved form: a prefix, a JSON header, the code and the source, raw."""
