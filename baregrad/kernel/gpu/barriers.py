@@ -22,6 +22,8 @@ from baregrad.ir.protocol.attributes import Barrier, is_box
 BARRIER = Node(Ops.BARRIER, dtypes.token, (), Barrier("block"))
 OF_WARP = Node(Ops.BARRIER, dtypes.token, (), Barrier("warp"))
 THREAD = ".thread"
+# Lanes of a warp.
+WARP = 32
 
 
 @dataclass(slots=True)

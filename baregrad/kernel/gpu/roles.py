@@ -43,14 +43,12 @@ from baregrad.ir.core.node import (
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import Barrier, Pipe, Role, is_box
-from baregrad.kernel.gpu.barriers import BARRIER, THREAD, sequence
+from baregrad.kernel.gpu.barriers import BARRIER, THREAD, WARP, sequence
 from baregrad.kernel.gpu.boxes import ENGINE
 from baregrad.kernel.gpu.clusters import MEETING, differs, nbytes_of, slice_of
 from baregrad.kernel.gpu.teams import block_of_teams, in_teams
 from baregrad.kernel.gpu.turns.cut_tiles import CutTiles, cut_tiles, number_of_block
 
-# Lanes of a warp.
-WARP = 32
 _STATEMENTS = (Ops.LOOP, Ops.IF)
 # Beyond the ids of all other arrays. A slot has two barriers: that it is full, that it is empty.
 BARRIERS_ID, BARRIERS = 1 << 25, 2

@@ -27,7 +27,7 @@ from baregrad.ir.core.op import STATEMENTS, Ops, mask_of
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import CopyTo, Done
 from baregrad.kernel.facts.analysis import by_id
-from baregrad.kernel.gpu.barriers import sequence
+from baregrad.kernel.gpu.barriers import WARP, sequence
 from baregrad.kernel.gpu.shared_copies import thread_axes
 from baregrad.kernel.gpu.shared_layouts import BANK_BYTES
 from baregrad.kernel.instructions.mma_sync import TILE
@@ -38,7 +38,6 @@ from baregrad.kernel.loops.loop_pieces import load, store
 ENGINE = "bulk"
 # The unit of such copies, in bytes, and of their addresses.
 UNIT = 16
-WARP = 32
 # Beyond the ids of all other axes.
 FIRST_ID = 1 << 27
 _STATEMENTS = mask_of(STATEMENTS)

@@ -30,9 +30,8 @@ from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import Pipe
 from baregrad.kernel.facts.axis_table import AxisTable
-from baregrad.kernel.gpu.barriers import THREAD, sequence
+from baregrad.kernel.gpu.barriers import THREAD, WARP, sequence
 from baregrad.kernel.gpu.boxes import ENGINE
-from baregrad.kernel.gpu.staged_outputs import WARP
 
 # More than two teams would wait for the matrix unit.
 MOST_TEAMS = 2

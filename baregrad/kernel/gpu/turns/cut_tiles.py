@@ -36,10 +36,9 @@ from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import Pipe, is_box
 from baregrad.kernel.facts.axis_table import AxisTable
-from baregrad.kernel.gpu.barriers import THREAD, sequence
+from baregrad.kernel.gpu.barriers import THREAD, WARP, sequence
 from baregrad.kernel.gpu.boxes import ENGINE, as_box
 
-WARP = 32
 # Panels that take as long as a part's sums do to be stored, or read.
 HANDED = 4
 # Beyond the ids of all other arrays and axes: sums that are handed over, and flags that say so.
