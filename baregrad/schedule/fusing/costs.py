@@ -76,9 +76,6 @@ def marginal_work(fusion: Fusion, request: Request, work: float) -> float:
     return own_work(request.node)
 
 
-# --- where a stored value is computed -------------------------------------------------------------
-
-
 def exceeds(fusion: Fusion, node: Node, most: float) -> bool:
     """Whether an element takes so many operations, from what is in memory and sums on."""
     work = own_work(node)

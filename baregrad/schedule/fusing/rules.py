@@ -58,7 +58,6 @@ SAME_KERNEL = 1.5  # keeping a kernel whole is worth some recomputation
 SIBLINGS = 8  # drafts of one shape that are looked at
 _READS = Ops.PARAM.bit | Ops.BUFFER.bit
 _FOLDS = Ops.REDUCE.bit | Ops.FOLD.bit
-_AT_HAND = _READS | _FOLDS | Ops.SCAN.bit | Ops.CONTIGUOUS.bit
 _ELEMENTWISE = mask_of(ELEMENTWISE)
 WHY_CHEAP = "made anew by all threads in less time than a launch takes"
 
@@ -426,6 +425,9 @@ def _is_anew_in_each_thread(fusion: Fusion, node: Node, request: Request) -> boo
     if node.shape or node.dtype is not dtypes.float64 or fusion.survey.work[node] < FUNCTION_WORK:
         return False
     return points_of(request.draft.loops) > SERIAL_WORK
+
+
+# --- where a stored value is computed -------------------------------------------------------------
 
 
 def _find_home(

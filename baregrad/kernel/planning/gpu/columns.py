@@ -110,7 +110,7 @@ def plan_columns(
         across = [("thread", block)]
         plan.parts(inner, [*across, ("vector", lanes)] if lanes > 1 else across, "grid")
     for reduction in plan.sums:
-        own = _moving(reduction)
+        own = moving(reduction)
         if not own or not plan.taken.isdisjoint(own):
             continue
         plan.taken.update(own)
@@ -253,7 +253,7 @@ def _lay_long_columns(
     if not across:
         along = [("thread_y", down // plan.warp), ("thread", plan.warp)]
     for reduction in plan.sums:
-        own = _moving(reduction)
+        own = moving(reduction)
         if own and plan.taken.isdisjoint(own):
             plan.taken.update(own)
             units = [("unroll", steps)] if has_several(reduction) else []
@@ -279,7 +279,7 @@ def _whole_rows(plan: GpuPlan, ordered: Sequence[Node], length: int) -> Way | No
     """Short rows for each thread, where they lie together and none is of wide accesses."""
     width = iterations(ordered)
     reads = [one for one in plan.facts.accesses if not one.write and one.array.op is Ops.PARAM]
-    sums = [as_one(plan, own) for each in plan.sums if (own := _moving(each))]
+    sums = [as_one(plan, own) for each in plan.sums if (own := moving(each))]
     dense = [
         one for one in reads for own in sums
         if one.stride(ordered[-1]) == 1 and one.stride(own[-1]) == width
@@ -308,7 +308,7 @@ def _lay_whole_rows(plan: GpuPlan, ordered: Sequence[Node], threads: int, each: 
     plan.because("{} threads with {} whole rows at once", threads, each)
     plan.steps.append(Bind(plan.joined(ordered), "unroll"))
     for reduction in plan.sums:
-        own = _moving(reduction)
+        own = moving(reduction)
         if own and plan.taken.isdisjoint(own):
             plan.taken.update(own)
             plan.parts(as_one(plan, own), [("thread", threads), ("unroll", each)])
@@ -404,7 +404,7 @@ def sharing_rows(plan: GpuPlan, rows: Sequence[Node], threads: int) -> RowBlock 
 # --- axes ---------------------------------------------------------------------------------------
 
 
-def _moving(reduction: Reduction) -> list[Node]:
+def moving(reduction: Reduction) -> list[Node]:
     """The reduced axes that have more than one point."""
     return [axis for axis in reduction.own if extent_of(axis) != 1]
 

@@ -49,6 +49,7 @@ from baregrad.kernel.planning.gpu.columns import (
     has_several,
     in_order,
     lie_along,
+    moving,
     plan_columns,
     sharing_rows,
 )
@@ -303,7 +304,7 @@ def _plan_both(plan: GpuPlan, rows: Sequence[Node], columns: Sequence[Node]) -> 
     outer = "grid" if _is_spread(plan, columns, ordered, units, length) else "loop"
     _share(plan, ordered, units[1:], False, outer)
     for reduction in mine:
-        own = [axis for axis in reduction.own if extent_of(axis) != 1]
+        own = moving(reduction)
         if own and plan.taken.isdisjoint(own):
             plan.taken.update(own)
             steps = min(TOGETHER, max(iterations(own) // warps, 1))
@@ -422,7 +423,7 @@ def _across(
 
     near: what adjacent elements of a thread lie on.
     """
-    own = [axis for axis in reduction.own if extent_of(axis) != 1]
+    own = moving(reduction)
     if not own or reduction.free & columns or not plan.taken.isdisjoint(own):
         return
     plan.taken.update(own)
