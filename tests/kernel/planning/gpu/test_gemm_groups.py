@@ -211,6 +211,15 @@ def test_columns_fill_the_last_wave(size: int, depth: int, waves: int, right: st
     assert found < min(columns for columns in range(64, 257, 64) if blocks(columns) <= most)
 
 
+def check_columns(monkeypatch: pytest.MonkeyPatch, columns: int, kernel: Node) -> None:
+    """An engine brings boxes for tiles of so many columns, and results are right."""
+    force_columns(monkeypatch, columns)
+    schedule = choose(kernel, HOPPER).schedule
+    (ring,) = [step for step in schedule.steps if isinstance(step, Pipeline)]
+    assert ring.engine == "tma" and columns_of(schedule) == columns
+    check_gpu(kernel, schedule.then(Persist(2)))
+
+
 @pytest.mark.parametrize(("columns", "kernel"), [
     (144, contraction((128,), (152,), (192,), "ax", "nx", "an")),
     (96, contraction((136,), (200,), (136,), "xa", "nx", "an")),
@@ -221,11 +230,7 @@ def test_columns_fill_the_last_wave(size: int, depth: int, waves: int, right: st
 def test_columns_along_the_sums_need_be_no_whole_panels(
     columns: int, kernel: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    force_columns(monkeypatch, columns)
-    schedule = choose(kernel, HOPPER).schedule
-    (ring,) = [step for step in schedule.steps if isinstance(step, Pipeline)]
-    assert ring.engine == "tma" and columns_of(schedule) == columns
-    check_gpu(kernel, schedule.then(Persist(2)))
+    check_columns(monkeypatch, columns, kernel)
 
 
 @pytest.mark.parametrize(("columns", "kernel"), [
@@ -241,11 +246,7 @@ def test_boxes_of_columns_across_the_sums_are_whole_panels(
     columns: int, kernel: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last of them is read in part, and nothing past the end of the array."""
-    force_columns(monkeypatch, columns)
-    schedule = choose(kernel, HOPPER).schedule
-    (ring,) = [step for step in schedule.steps if isinstance(step, Pipeline)]
-    assert ring.engine == "tma" and columns_of(schedule) == columns
-    check_gpu(kernel, schedule.then(Persist(2)))
+    check_columns(monkeypatch, columns, kernel)
 
 
 def test_parts_of_sums_of_such_columns(monkeypatch: pytest.MonkeyPatch) -> None:
