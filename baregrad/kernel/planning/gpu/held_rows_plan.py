@@ -15,7 +15,7 @@ from baregrad.kernel.facts.row_tile import RowTile
 from baregrad.kernel.language.schedule import Bind, Split
 from baregrad.kernel.loops.held_rows import LANES, STEPS, THREADS, WARPS, row_axes
 from baregrad.kernel.planning.common.decisions import powers_from
-from baregrad.kernel.planning.gpu.columns import can_be_one, in_order
+from baregrad.kernel.planning.gpu.columns import can_be_one, in_order, moving
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
 # Threads of a block of several rows, and how many a search tries.
@@ -67,11 +67,11 @@ def plan_short_rows(plan: GpuPlan, rows: Sequence[Node], columns: Sequence[Node]
     97 us on an H200.
     """
     facts = plan.facts
-    moving = [axis for axis in rows if extent_of(axis) != 1]
-    own = [[a for a in each.own if extent_of(a) != 1] for each in facts.reductions]
+    several = [axis for axis in rows if extent_of(axis) != 1]
+    own = [moving(each) for each in facts.reductions]
     along = [axes for axes in (list(columns), *own) if axes]
     known = all(isinstance(extent_of(axis), int) for axis in facts.axes)
-    if not known or not moving or not plan.uncertain.isdisjoint(facts.axes):
+    if not known or not several or not plan.uncertain.isdisjoint(facts.axes):
         return False
     if any(not each.free.isdisjoint(columns) for each in facts.reductions) or any(
         len(axes) > 1 and not can_be_one(plan, axes) for axes in own
@@ -82,13 +82,13 @@ def plan_short_rows(plan: GpuPlan, rows: Sequence[Node], columns: Sequence[Node]
     # Of no neighbours, or one, there are no rows.
     if not 0 < most <= MOST_SHORT or most * work > MOST_OPS:
         return False
-    row = plan.together(in_order(plan, moving))
+    row = plan.together(in_order(plan, several))
     apart = {each.stride(row[-1]) or 0 for each in facts.accesses if not each.write}
     if not any(1 < size <= 2 * MOST_SHORT for size in apart) or iterations(row) < plan.warp:
         return False
     each = _rows_of_thread(plan, iterations(rows), most, work)
     plan.because("rows of a few neighbours: {} whole ones for each thread", each)
-    plan.grid([axis for axis in moving if axis not in row])
+    plan.grid([axis for axis in several if axis not in row])
     units = [("thread", BLOCK)]
     if each > 1:
         # What is in one access is a thread's; else threads read rows beside each other at once.
